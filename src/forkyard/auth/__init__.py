@@ -1,0 +1,1 @@
+"""Teams, users, API keys and roles."""

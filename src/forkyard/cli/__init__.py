@@ -1,0 +1,1 @@
+"""Commands: talk HTTP through `client`, except `serve`, which starts `node`."""

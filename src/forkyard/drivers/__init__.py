@@ -1,0 +1,1 @@
+"""Sandbox drivers; each sees of the core only `sandboxes.driver`."""

@@ -1,0 +1,1 @@
+"""Client of envd; treats every answer as untrusted data."""

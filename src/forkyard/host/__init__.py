@@ -1,0 +1,1 @@
+"""Privileged Linux plumbing: network namespaces, nftables, cgroups and mounts."""

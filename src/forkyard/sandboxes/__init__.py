@@ -1,0 +1,1 @@
+"""The core: state machine, lifecycle, expiry, snapshots, fork and recovery of sandboxes."""

@@ -1,0 +1,1 @@
+"""Images (one EROFS file each) and the templates made from them."""

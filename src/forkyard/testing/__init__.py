@@ -1,0 +1,1 @@
+"""Fakes, contract suites and helpers that only tests import."""
