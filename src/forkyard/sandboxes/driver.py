@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from forkyard.base.errors import ForkyardError
+from forkyard.base.errors import Conflict, ForkyardError, StorageFull
 from forkyard.host.firewall import EgressPolicy
 
 __all__ = [
@@ -60,13 +60,13 @@ class MachineLost(DriverError):
     code = "machine_lost"
 
 
-class HostFull(DriverError):
+class HostFull(StorageFull):
     """The host's disk is full."""
 
     code = "host_full"
 
 
-class SnapshotUnusable(DriverError):
+class SnapshotUnusable(Conflict):
     """The snapshot cannot be restored here."""
 
     code = "snapshot_unusable"
