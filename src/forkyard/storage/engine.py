@@ -1,0 +1,218 @@
+"""Engines: how connections to SQLite and PostgreSQL are made, and what every connection is told.
+
+Each database gets two engines. The *read* engine never opens a transaction and cannot write (SQLite
+`query_only`, PostgreSQL `default_transaction_read_only`). The *write* engine opens a transaction at once.
+
+SQLite, why so:
+* WAL: readers see the last commit and never wait for the writer.
+* `BEGIN IMMEDIATE`: a transaction that will write takes the write lock first. With the default a transaction
+  that reads and then writes fails at once, whatever the timeout, when another one wrote in between.
+* `synchronous=FULL`: a commit is on the disk when it returns. With NORMAL a crash of the *host* takes back the
+  last commits, and a record that went back to an earlier state may name a snapshot that has been deleted since.
+  What may be lost (`write(durable=False)`: last use of a key, metrics) goes over a second connection with
+  NORMAL, which saves the fsync.
+* a file, never memory: two connections must see one database.
+"""
+
+import os
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+import asyncpg
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, ExceptionContext
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from forkyard.storage.dialect import to_json
+from forkyard.storage.errors import DatabaseUnavailable, InvalidDatabaseUrl, translate
+
+DialectName = Literal["sqlite", "postgresql"]
+
+SQLITE_BUSY_TIMEOUT = 10.0
+"""Seconds a SQLite connection waits for a lock that another *process* holds."""
+
+SQLITE_READERS = 8
+"""Most SQLite read connections; each is a thread."""
+
+_SQLITE_PRAGMAS = (
+    "foreign_keys=ON",
+    f"busy_timeout={int(SQLITE_BUSY_TIMEOUT * 1000)}",
+    "temp_store=MEMORY",
+    "cache_size=-8000",  # KiB a connection
+)
+_SQLITE_WRITER_PRAGMAS = ("journal_mode=WAL", f"journal_size_limit={64 << 20}")
+
+# Bounds on what one session may do to the others, enforced by the server so that they hold if we hang.
+_POSTGRESQL_SETTINGS = {
+    "application_name": "forkyard",
+    "timezone": "UTC",
+    "lock_timeout": "10s",
+    "statement_timeout": "60s",
+    "idle_in_transaction_session_timeout": "60s",
+    "jit": "off",
+}
+_POSTGRESQL_CONNECT_TIMEOUT = 10.0
+_POSTGRESQL_POOL = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUrl:
+    """Where the database is: `path` for SQLite, `dsn` (as asyncpg reads it, with its secrets) for PostgreSQL."""
+
+    dialect: DialectName
+    path: Path | None = None
+    dsn: str | None = None
+
+    def __repr__(self) -> str:
+        return f"DatabaseUrl({self.shown})"
+
+    @property
+    def shown(self) -> str:
+        """The URL without user, password and options, fit for logs."""
+        if self.dsn is None:
+            return f"sqlite:///{self.path}"
+        parts = urlsplit(self.dsn)
+        return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def sqlite_url(path: Path) -> DatabaseUrl:
+    """The database file at `path`."""
+    return DatabaseUrl("sqlite", path=path.absolute())
+
+
+def parse_database_url(text: str) -> DatabaseUrl:
+    """Read a URL in the forms people write it.
+
+    `sqlite:///relative.db`, `sqlite:////absolute.db`; `postgres://` and `postgresql://` with all that libpq URLs
+    may hold (`sslmode=`, a Unix socket as `?host=/run/postgresql`, several hosts). A driver name after a plus
+    sign (`postgresql+psycopg2://`) is ignored. Raises InvalidDatabaseUrl, whose message holds no secret.
+    """
+    match = re.match(r"([a-z][a-z0-9]*)(\+[a-z0-9_]+)?://", text.strip())
+    scheme = match.group(1) if match else ""
+    rest = text.strip()[match.end() :] if match else ""
+    if scheme in ("postgres", "postgresql"):
+        return DatabaseUrl("postgresql", dsn=f"postgresql://{rest}")
+    if scheme == "sqlite":
+        path, _, options = rest.partition("?")
+        if not path.startswith("/") or len(path) < 2 or options or ":memory:" in path:
+            raise InvalidDatabaseUrl(
+                "a SQLite database is given as sqlite:///PATH of a file, without options"
+            )
+        return sqlite_url(Path(unquote(path[1:])))
+    raise InvalidDatabaseUrl()
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engines of one database; `relaxed` is the write engine whose commits may be lost if the host crashes."""
+
+    dialect: DialectName
+    read: AsyncEngine
+    write: AsyncEngine
+    relaxed: AsyncEngine
+
+    async def dispose(self) -> None:
+        """Close all connections that are not in use."""
+        for engine in {id(engine): engine for engine in (self.read, self.write, self.relaxed)}.values():
+            await engine.dispose()
+
+
+def create_engines(url: DatabaseUrl) -> Engines:
+    """Make the engines; nothing is connected yet. A missing SQLite file and its folder are made, private to us."""
+    if url.path is not None:
+        return _sqlite_engines(url.path)
+    assert url.dsn is not None
+    return _postgresql_engines(url.dsn)
+
+
+def _sqlite_engines(path: Path) -> Engines:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # It holds tokens of sandboxes: not for other users. SQLite gives its side files the same mode.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise DatabaseUnavailable(f"cannot open the database {path}: {error.strerror}") from error
+
+    def engine(pragmas: tuple[str, ...], **options: Any) -> AsyncEngine:
+        made = create_async_engine(
+            f"sqlite+aiosqlite:///{path}",
+            connect_args={"isolation_level": None},
+            json_serializer=to_json,
+            pool_reset_on_return=None,
+            max_overflow=0,
+            **options,
+        )
+        _tell_each_connection(made, (*_SQLITE_PRAGMAS, *pragmas))
+        event.listen(made.sync_engine, "handle_error", _translate_error)
+        return made
+
+    write = engine((*_SQLITE_WRITER_PRAGMAS, "synchronous=FULL"), pool_size=1)
+    relaxed = engine((*_SQLITE_WRITER_PRAGMAS, "synchronous=NORMAL"), pool_size=1)
+    for writer in (write, relaxed):
+        event.listen(writer.sync_engine, "begin", _begin_immediate)
+    read = engine(
+        ("query_only=ON",),
+        pool_size=SQLITE_READERS,
+        isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,
+    )
+    return Engines("sqlite", read, write, relaxed)
+
+
+def _tell_each_connection(engine: AsyncEngine, pragmas: tuple[str, ...]) -> None:
+    def tell(connection: DBAPIConnection, _record: object) -> None:
+        cursor = connection.cursor()
+        for pragma in pragmas:
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    event.listen(engine.sync_engine, "connect", tell)
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _postgresql_engines(dsn: str) -> Engines:
+    def engine(settings: dict[str, str], **options: Any) -> AsyncEngine:
+        made = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=_postgresql_connector(dsn, {**_POSTGRESQL_SETTINGS, **settings}),
+            json_serializer=to_json,
+            pool_size=_POSTGRESQL_POOL,
+            max_overflow=_POSTGRESQL_POOL,
+            pool_timeout=30,
+            pool_pre_ping=True,
+            **options,
+        )
+        event.listen(made.sync_engine, "handle_error", _translate_error)
+        return made
+
+    write = engine({})
+    read = engine(
+        {"default_transaction_read_only": "on"}, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True
+    )
+    return Engines("postgresql", read, write, write)
+
+
+def _postgresql_connector(dsn: str, settings: dict[str, str]) -> Callable[..., Awaitable[Any]]:
+    async def connect(*_args: object, **_options: object) -> Any:
+        try:
+            return await asyncpg.connect(dsn, timeout=_POSTGRESQL_CONNECT_TIMEOUT, server_settings=settings)
+        except (OSError, TimeoutError) as error:
+            raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or 'timeout'}") from error
+        except asyncpg.PostgresError as error:
+            raise DatabaseUnavailable(f"PostgreSQL refuses the connection: {error}") from error
+        except (ValueError, asyncpg.InterfaceError) as error:
+            raise InvalidDatabaseUrl(f"the database URL is not valid: {error}") from error
+
+    return connect
+
+
+def _translate_error(context: ExceptionContext) -> BaseException | None:
+    return translate(context.sqlalchemy_exception or context.original_exception)

@@ -1,0 +1,171 @@
+"""`Database`: short read and write sessions.
+
+Rules for those who use it:
+* Load, work, apply: no network call, subprocess or sleep inside `write()`. On SQLite all other writers wait.
+* Functions that need an open transaction take the session and have names that end in `_txn`.
+* Read what you are going to change with `.with_for_update()`, or change it by compare-and-set (an UPDATE with
+  the old state in WHERE). On SQLite writers run one after the other anyway; on PostgreSQL (read committed)
+  they do not.
+* No `write()` inside `write()`: it would wait for itself, and raises RuntimeError.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any, TypeVar
+
+import structlog
+from sqlalchemy import text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from forkyard.storage.engine import DatabaseUrl, DialectName, create_engines
+from forkyard.storage.errors import DatabaseBusy, DatabaseConflict
+
+T = TypeVar("T")
+
+log = structlog.stdlib.get_logger(__name__)
+
+WRITER_TIMEOUT = 30.0
+"""Seconds a SQLite writer waits for the writers of this process before it."""
+
+SLOW_WRITE = 1.0
+"""A transaction that is open longer (seconds) is logged: it holds up others."""
+
+_ATTEMPTS = 5
+
+
+class Database:
+    """One database, SQLite or PostgreSQL. Safe for concurrent use by the tasks of one event loop."""
+
+    def __init__(self, url: DatabaseUrl) -> None:
+        """Connects to nothing yet. Raises DatabaseUnavailable if a SQLite file cannot be made."""
+        self.url = url
+        self._engines = create_engines(url)
+        # SQLite has one writer; a queue of ours is fair and needs no polling, its busy timeout is neither.
+        self._turn = asyncio.Lock() if url.dialect == "sqlite" else None
+        self._writing: set[asyncio.Task[Any] | None] = set()
+
+    @property
+    def dialect(self) -> DialectName:
+        """`sqlite` or `postgresql`."""
+        return self._engines.dialect
+
+    async def close(self) -> None:
+        """Close all connections; sessions in use must have ended."""
+        await self._engines.dispose()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[AsyncSession]:
+        """A session that can only read. It is in no transaction: each statement sees the newest commits.
+
+        Never waits for writers. Loaded objects can be used after the session, as far as they were loaded.
+        """
+        async with AsyncSession(self._engines.read, expire_on_commit=False, autoflush=False) as session:
+            await _connect(session)
+            yield session
+
+    @asynccontextmanager
+    async def write(self, durable: bool = True) -> AsyncGenerator[AsyncSession]:
+        """A session in one transaction: committed at the end of the block, rolled back if it raises.
+
+        When the block has ended without an error the data survives a crash of the process and, if `durable`,
+        of the host. A cancelled block is rolled back; a commit that has begun is finished before the
+        cancellation goes on. Loaded objects can be used after the block.
+
+        Raises DatabaseBusy when its turn does not come in time, DatabaseUnavailable, DatabaseFull, and on
+        PostgreSQL DatabaseConflict (deadlock); then nothing was written. Only a connection that breaks *during*
+        the commit leaves it open whether that happened.
+        """
+        task = asyncio.current_task()
+        if task in self._writing:
+            raise RuntimeError("write() inside write() would wait for itself; hand the session down instead")
+        await self._take_turn()
+        self._writing.add(task)
+        started = monotonic()
+        try:
+            async with _transaction(self._engines.write if durable else self._engines.relaxed) as session:
+                if not durable and self.dialect == "postgresql":
+                    await session.execute(text("SET LOCAL synchronous_commit TO off"))
+                yield session
+        finally:
+            self._writing.discard(task)
+            if self._turn is not None:
+                self._turn.release()
+            if (seconds := monotonic() - started) > SLOW_WRITE:
+                log.warning(
+                    "database transaction was open for long", seconds=round(seconds, 3), stack_info=True
+                )
+
+    async def transact(self, work: Callable[[AsyncSession], Awaitable[T]], durable: bool = True) -> T:
+        """Run `work(session)` as `write()` does and return what it returns; again on DatabaseConflict, 5 times.
+
+        `work` must have no effects but those on the session.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                async with self.write(durable) as session:
+                    return await work(session)
+            except DatabaseConflict:
+                continue
+        async with self.write(durable) as session:
+            return await work(session)
+
+    async def _take_turn(self) -> None:
+        if self._turn is None:
+            return
+        try:
+            async with asyncio.timeout(WRITER_TIMEOUT):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise DatabaseBusy(f"no turn to write within {WRITER_TIMEOUT:g} s") from None
+
+
+@asynccontextmanager
+async def _transaction(engine: AsyncEngine) -> AsyncGenerator[AsyncSession]:
+    session = AsyncSession(engine, expire_on_commit=False)
+    try:
+        await _connect(session)
+        yield session
+        await _finish(session.commit())
+    except BaseException:
+        await _finish(_roll_back(session))
+        raise
+    finally:
+        await _finish(session.close())
+
+
+async def _connect(session: AsyncSession) -> None:
+    """Take a connection now (for a writer: begin), so that failing to get one is told apart from failing to use it."""
+    try:
+        await session.connection()
+    except PoolTimeout:
+        raise DatabaseBusy("no database connection became free in time") from None
+
+
+async def _roll_back(session: AsyncSession) -> None:
+    try:
+        await session.rollback()
+    except Exception as error:
+        # Whatever is wrong with the connection, it must not come back with an open transaction.
+        log.warning("rollback failed, dropping the connection", error=repr(error))
+        await session.invalidate()
+
+
+async def _finish(work: Awaitable[None]) -> None:
+    """Wait for `work` to its end even if cancelled meanwhile, then pass the cancellation on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except Exception:
+            break
+    task.result()
+    if cancelled is not None:
+        raise cancelled
