@@ -21,7 +21,7 @@ def random_text(length: int) -> str:
 
 
 def new_sandbox_id() -> str:
-    """`i` and 19 characters of `[a-z0-9]`. No dashes: host names of the form `<port>-<id>.<domain>` split there."""
+    """`i` and 19 characters of `[a-z0-9]`. No dashes: host names `<port>-<id>.<domain>` are split there."""
     return "i" + random_text(19)
 
 
@@ -56,5 +56,5 @@ def new_instance_id() -> str:
 
 
 def new_short_id(length: int = 12) -> str:
-    """`length` characters of `[a-z0-9]` for requests, transitions and lock owners (12 characters: 62 bits)."""
+    """`length` characters of `[a-z0-9]` for requests, transitions, lock owners (12 characters: 62 bits)."""
     return random_text(length)

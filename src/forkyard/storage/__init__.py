@@ -1,1 +1,1 @@
-"""The database: engine, sessions, the points where SQLite and PostgreSQL differ, migrations. No domain queries."""
+"""The database: engine, sessions, where SQLite and PostgreSQL differ, migrations. No domain queries."""

@@ -5,7 +5,18 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Float, Integer, Table, TypeDecorator, literal
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Float,
+    Integer,
+    TypeDecorator,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.ext.compiler import compiles
@@ -20,7 +31,7 @@ from forkyard.storage.errors import InvalidValue
 _JSON_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 BigInt = BigInteger().with_variant(Integer(), "sqlite")
-"""A 64-bit integer, which SQLite also takes as an autoincrement key (only INTEGER is an alias of its row id)."""
+"""A 64-bit integer, which SQLite also takes as an autoincrement key (there only INTEGER is)."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -51,10 +62,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class JsonColumn(TypeDecorator[Any]):
-    """JSON (JSONB on PostgreSQL). None is SQL NULL. A value is replaced as a whole: changes inside are not seen.
+    """JSON (JSONB on PostgreSQL). None is SQL NULL. A change inside a value is not seen: replace it.
 
-    Binding a value with NUL characters or broken Unicode raises InvalidValue, one that is not JSON TypeError.
-    PostgreSQL does not keep the order of keys.
+    Binding a value with NUL characters or broken Unicode raises InvalidValue, one that is not JSON TypeError
+    or ValueError. PostgreSQL does not keep the order of keys.
     """
 
     impl = JSON
@@ -113,9 +124,16 @@ def insert_into(session: AsyncSession, entity: type[DeclarativeBase]) -> sqlite.
     >>> statement = insert_into(session, Team).values(id="t1", name="default")
     >>> statement = statement.on_conflict_do_nothing(index_elements=["name"])
     """
-    table = entity.__table__
-    if not isinstance(table, Table):
-        raise TypeError(f"{entity.__name__} is not mapped to a table")
     if session.get_bind().dialect.name == "postgresql":
-        return postgresql.insert(table)
-    return sqlite.insert(table)
+        return postgresql.insert(entity)
+    return sqlite.insert(entity)
+
+
+async def lock_name_txn(session: AsyncSession, name: str) -> None:
+    """Hold the lock called `name` to the end of the transaction; another transaction that wants it waits.
+
+    For decisions that read more than they write, such as "at most N of these". On SQLite nothing is to be
+    done: a writer excludes all others.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        await session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))

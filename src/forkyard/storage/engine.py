@@ -7,10 +7,7 @@ SQLite, why so:
 * WAL: readers see the last commit and never wait for the writer.
 * `BEGIN IMMEDIATE`: a transaction that will write takes the write lock first. With the default a transaction
   that reads and then writes fails at once, whatever the timeout, when another one wrote in between.
-* `synchronous=FULL`: a commit is on the disk when it returns. With NORMAL a crash of the *host* takes back the
-  last commits, and a record that went back to an earlier state may name a snapshot that has been deleted since.
-  What may be lost (`write(durable=False)`: last use of a key, metrics) goes over a second connection with
-  NORMAL, which saves the fsync.
+* `synchronous=NORMAL`, and a flush of the log after the commit for those who need it: see `wal.py`.
 * a file, never memory: two connections must see one database.
 """
 
@@ -18,18 +15,19 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import asyncpg
-from sqlalchemy import event
+from sqlalchemy import URL, event
 from sqlalchemy.engine import Connection, ExceptionContext
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from forkyard.storage import sqlite
 from forkyard.storage.dialect import to_json
-from forkyard.storage.errors import DatabaseUnavailable, InvalidDatabaseUrl, translate
+from forkyard.storage.errors import DatabaseUnavailable, InvalidDatabaseUrl, translate, translate_sqlite
 
 DialectName = Literal["sqlite", "postgresql"]
 
@@ -45,7 +43,7 @@ _SQLITE_PRAGMAS = (
     "temp_store=MEMORY",
     "cache_size=-8000",  # KiB a connection
 )
-_SQLITE_WRITER_PRAGMAS = ("journal_mode=WAL", f"journal_size_limit={64 << 20}")
+_SQLITE_WRITER_PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={64 << 20}")
 
 # Bounds on what one session may do to the others, enforced by the server so that they hold if we hang.
 _POSTGRESQL_SETTINGS = {
@@ -62,7 +60,7 @@ _POSTGRESQL_POOL = 10
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """Where the database is: `path` for SQLite, `dsn` (as asyncpg reads it, with its secrets) for PostgreSQL."""
+    """Where the database is: `path` for SQLite, `dsn` (as asyncpg reads it, with secrets) for PostgreSQL."""
 
     dialect: DialectName
     path: Path | None = None
@@ -88,9 +86,9 @@ def sqlite_url(path: Path) -> DatabaseUrl:
 def parse_database_url(text: str) -> DatabaseUrl:
     """Read a URL in the forms people write it.
 
-    `sqlite:///relative.db`, `sqlite:////absolute.db`; `postgres://` and `postgresql://` with all that libpq URLs
-    may hold (`sslmode=`, a Unix socket as `?host=/run/postgresql`, several hosts). A driver name after a plus
-    sign (`postgresql+psycopg2://`) is ignored. Raises InvalidDatabaseUrl, whose message holds no secret.
+    `sqlite:///relative.db`, `sqlite:////absolute.db`; `postgres://` and `postgresql://` with all that libpq
+    URLs may hold (`sslmode=`, a Unix socket as `?host=/run/postgresql`, several hosts). A driver name after a
+    plus sign (`postgresql+psycopg2://`) is ignored. Raises InvalidDatabaseUrl, whose message holds no secret.
     """
     match = re.match(r"([a-z][a-z0-9]*)(\+[a-z0-9_]+)?://", text.strip())
     scheme = match.group(1) if match else ""
@@ -109,21 +107,19 @@ def parse_database_url(text: str) -> DatabaseUrl:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines of one database; `relaxed` is the write engine whose commits may be lost if the host crashes."""
+    """The two engines of one database."""
 
-    dialect: DialectName
     read: AsyncEngine
     write: AsyncEngine
-    relaxed: AsyncEngine
 
     async def dispose(self) -> None:
         """Close all connections that are not in use."""
-        for engine in {id(engine): engine for engine in (self.read, self.write, self.relaxed)}.values():
-            await engine.dispose()
+        await self.read.dispose()
+        await self.write.dispose()
 
 
 def create_engines(url: DatabaseUrl) -> Engines:
-    """Make the engines; nothing is connected yet. A missing SQLite file and its folder are made, private to us."""
+    """Make the engines, which connect when used. A missing SQLite file and folder are made, for us alone."""
     if url.path is not None:
         return _sqlite_engines(url.path)
     assert url.dsn is not None
@@ -140,42 +136,37 @@ def _sqlite_engines(path: Path) -> Engines:
 
     def engine(pragmas: tuple[str, ...], **options: Any) -> AsyncEngine:
         made = create_async_engine(
-            f"sqlite+aiosqlite:///{path}",
-            connect_args={"isolation_level": None},
+            # The path is here for SQLAlchemy to know that it is a file; connections are made by the creator.
+            URL.create("sqlite+aiosqlite", database=str(path)),
+            async_creator=partial(sqlite.connect, path, (*_SQLITE_PRAGMAS, *pragmas)),
             json_serializer=to_json,
+            # Sessions end their transactions themselves; a rollback to be sure would be one more trip.
             pool_reset_on_return=None,
             max_overflow=0,
             **options,
         )
-        _tell_each_connection(made, (*_SQLITE_PRAGMAS, *pragmas))
         event.listen(made.sync_engine, "handle_error", _translate_error)
         return made
 
-    write = engine((*_SQLITE_WRITER_PRAGMAS, "synchronous=FULL"), pool_size=1)
-    relaxed = engine((*_SQLITE_WRITER_PRAGMAS, "synchronous=NORMAL"), pool_size=1)
-    for writer in (write, relaxed):
-        event.listen(writer.sync_engine, "begin", _begin_immediate)
+    write = engine(_SQLITE_WRITER_PRAGMAS, pool_size=1)
+    event.listen(write.sync_engine, "begin", _begin_immediate)
     read = engine(
         ("query_only=ON",),
         pool_size=SQLITE_READERS,
         isolation_level="AUTOCOMMIT",
         skip_autocommit_rollback=True,
     )
-    return Engines("sqlite", read, write, relaxed)
-
-
-def _tell_each_connection(engine: AsyncEngine, pragmas: tuple[str, ...]) -> None:
-    def tell(connection: DBAPIConnection, _record: object) -> None:
-        cursor = connection.cursor()
-        for pragma in pragmas:
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
-
-    event.listen(engine.sync_engine, "connect", tell)
+    return Engines(read, write)
 
 
 def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    try:
+        # Straight to the thread: through SQLAlchemy's cursors it takes twice as long.
+        connection.connection.run_async(sqlite.begin_immediate)
+    except BaseException as error:
+        # Cancelled or not, whether a transaction is open is not known now.
+        connection.invalidate()
+        raise translate_sqlite(error) or error from None
 
 
 def _postgresql_engines(dsn: str) -> Engines:
@@ -197,7 +188,7 @@ def _postgresql_engines(dsn: str) -> Engines:
     read = engine(
         {"default_transaction_read_only": "on"}, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True
     )
-    return Engines("postgresql", read, write, write)
+    return Engines(read, write)
 
 
 def _postgresql_connector(dsn: str, settings: dict[str, str]) -> Callable[..., Awaitable[Any]]:

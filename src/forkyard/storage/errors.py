@@ -3,6 +3,8 @@
 `sqlalchemy.exc.IntegrityError` is left as it is: stores catch it where a unique key is their way to decide.
 """
 
+import sqlite3
+
 from sqlalchemy import exc
 
 from forkyard.base.errors import Conflict, ForkyardError, InvalidInput, StorageFull, Unavailable
@@ -53,26 +55,40 @@ class SchemaTooNew(ForkyardError):
 _UNAVAILABLE_CLASSES = ("08", "57P")
 _CONFLICT_STATES = ("40001", "40P01")
 _BUSY_STATES = ("55P03", "53300")
+_SQLITE_BROKEN = (
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_READONLY,
+)
 
 
 def translate(error: BaseException) -> ForkyardError | None:
-    """The error of this module that `error`, raised by SQLAlchemy or its drivers, stands for; None if none does."""
-    if isinstance(error, exc.TimeoutError):
-        return DatabaseBusy("no database connection became free in time")
+    """The error of this module that `error`, raised by SQLAlchemy, stands for; None if none does."""
     if isinstance(error, exc.IntegrityError) or not isinstance(error, exc.DBAPIError):
         return None
-    text = str(error.orig)
-    state = str(getattr(error.orig, "sqlstate", None) or "")
-    if state:
+    if state := str(getattr(error.orig, "sqlstate", None) or ""):
         return _from_sqlstate(state, error)
-    if isinstance(error, exc.DataError) or isinstance(error.orig, UnicodeEncodeError | OverflowError):
+    if isinstance(error, exc.DataError):
         return InvalidValue()
-    if "database or disk is full" in text:
-        return DatabaseFull()
-    if "database is locked" in text:
+    if error.connection_invalidated:
+        return DatabaseUnavailable()
+    return translate_sqlite(error.orig)
+
+
+def translate_sqlite(error: BaseException | None) -> ForkyardError | None:
+    """The same for an error of the sqlite3 module."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return None
+    primary = int(code) & 0xFF  # the rest says what exactly the disk or the lock was about
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return DatabaseBusy()
-    if error.connection_invalidated or "unable to open database file" in text or "disk I/O error" in text:
-        return DatabaseUnavailable(f"the database cannot be used: {text}")
+    if primary == sqlite3.SQLITE_FULL:
+        return DatabaseFull()
+    if primary in _SQLITE_BROKEN:
+        return DatabaseUnavailable(f"the database cannot be used: {error}")
     return None
 
 

@@ -9,6 +9,8 @@ from sqlalchemy.orm import DeclarativeBase
 
 from forkyard.storage.dialect import BigInt, JsonColumn, UtcDateTime
 
+__all__ = ["Base", "BigInt", "JsonColumn", "UtcDateTime"]
+
 # Fixed names, so that a migration can drop or change what an earlier one made.
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -26,9 +28,9 @@ def _enum_values(members: type[enum.Enum]) -> list[str]:
 class Base(DeclarativeBase):
     """All tables share one metadata.
 
-    `Mapped[...]` types become: `str` text without a length limit, `int` 64 bits, `datetime` UtcDateTime, `dict`
-    and `list` JsonColumn, an enum its *values* as text (no type of the database's own, so that adding a member
-    needs no migration).
+    `Mapped[...]` types become: `str` text without a length limit, `int` 64 bits, `datetime` UtcDateTime,
+    `dict` and `list` JsonColumn, an enum its *values* as text (no type of the database's own, so that adding
+    a member needs no migration).
     """
 
     metadata = MetaData(naming_convention=NAMING_CONVENTION)

@@ -19,9 +19,11 @@ import structlog
 from sqlalchemy import text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
 
 from forkyard.storage.engine import DatabaseUrl, DialectName, create_engines
 from forkyard.storage.errors import DatabaseBusy, DatabaseConflict
+from forkyard.storage.wal import WalFlush
 
 T = TypeVar("T")
 
@@ -34,6 +36,7 @@ SLOW_WRITE = 1.0
 """A transaction that is open longer (seconds) is logged: it holds up others."""
 
 _ATTEMPTS = 5
+_COMMIT_WITHOUT_WAITING = text("SET LOCAL synchronous_commit TO off")
 
 
 class Database:
@@ -44,16 +47,19 @@ class Database:
         self.url = url
         self._engines = create_engines(url)
         # SQLite has one writer; a queue of ours is fair and needs no polling, its busy timeout is neither.
-        self._turn = asyncio.Lock() if url.dialect == "sqlite" else None
+        self._turn = None if url.path is None else asyncio.Lock()
+        self._wal = None if url.path is None else WalFlush(url.path)
         self._writing: set[asyncio.Task[Any] | None] = set()
 
     @property
     def dialect(self) -> DialectName:
         """`sqlite` or `postgresql`."""
-        return self._engines.dialect
+        return self.url.dialect
 
     async def close(self) -> None:
         """Close all connections; sessions in use must have ended."""
+        if self._wal is not None:
+            await self._wal.close()
         await self._engines.dispose()
 
     @asynccontextmanager
@@ -70,13 +76,17 @@ class Database:
     async def write(self, durable: bool = True) -> AsyncGenerator[AsyncSession]:
         """A session in one transaction: committed at the end of the block, rolled back if it raises.
 
-        When the block has ended without an error the data survives a crash of the process and, if `durable`,
-        of the host. A cancelled block is rolled back; a commit that has begun is finished before the
-        cancellation goes on. Loaded objects can be used after the block.
+        When the block has ended without an error, the data survives a crash of the process and, if `durable`,
+        of the host. Commits keep their order: a durable one makes all earlier ones durable too. So where a
+        crash of the host would make the record worthless anyway (a sandbox that is being created), or a later
+        durable commit comes before anything is thrown away that an older record needs, `durable=False` saves
+        the wait for the disk. A cancelled block is rolled back; a commit that has begun is finished before
+        the cancellation goes on. Loaded objects can be used after the block.
 
         Raises DatabaseBusy when its turn does not come in time, DatabaseUnavailable, DatabaseFull, and on
-        PostgreSQL DatabaseConflict (deadlock); then nothing was written. Only a connection that breaks *during*
-        the commit leaves it open whether that happened.
+        PostgreSQL DatabaseConflict (deadlock); then nothing was written. Two exceptions: whether the data was
+        written is open when the connection breaks during the commit; it was written, but not durably, when
+        flushing it fails.
         """
         task = asyncio.current_task()
         if task in self._writing:
@@ -85,21 +95,21 @@ class Database:
         self._writing.add(task)
         started = monotonic()
         try:
-            async with _transaction(self._engines.write if durable else self._engines.relaxed) as session:
-                if not durable and self.dialect == "postgresql":
-                    await session.execute(text("SET LOCAL synchronous_commit TO off"))
+            async with _transaction(self._engines.write) as session:
+                if not durable and self._wal is None:
+                    await session.execute(_COMMIT_WITHOUT_WAITING)
                 yield session
         finally:
             self._writing.discard(task)
             if self._turn is not None:
                 self._turn.release()
             if (seconds := monotonic() - started) > SLOW_WRITE:
-                log.warning(
-                    "database transaction was open for long", seconds=round(seconds, 3), stack_info=True
-                )
+                log.warning("a transaction was open for long", seconds=round(seconds, 3), stack_info=True)
+        if durable and self._wal is not None:
+            await self._wal.flush()
 
     async def transact(self, work: Callable[[AsyncSession], Awaitable[T]], durable: bool = True) -> T:
-        """Run `work(session)` as `write()` does and return what it returns; again on DatabaseConflict, 5 times.
+        """Run `work(session)` as `write()` does and return its result; on DatabaseConflict again, 5 times.
 
         `work` must have no effects but those on the session.
         """
@@ -128,29 +138,33 @@ async def _transaction(engine: AsyncEngine) -> AsyncGenerator[AsyncSession]:
     try:
         await _connect(session)
         yield session
-        await _finish(session.commit())
+        await _finish(session.run_sync(_commit_and_close))
     except BaseException:
-        await _finish(_roll_back(session))
+        await _finish(session.run_sync(_roll_back_and_close))
         raise
-    finally:
-        await _finish(session.close())
 
 
 async def _connect(session: AsyncSession) -> None:
-    """Take a connection now (for a writer: begin), so that failing to get one is told apart from failing to use it."""
+    """Take a connection now, and begin: failing to get one is told apart from failing to use it."""
     try:
         await session.connection()
     except PoolTimeout:
         raise DatabaseBusy("no database connection became free in time") from None
 
 
-async def _roll_back(session: AsyncSession) -> None:
+def _commit_and_close(session: Session) -> None:
+    session.commit()
+    session.close()
+
+
+def _roll_back_and_close(session: Session) -> None:
     try:
-        await session.rollback()
+        session.rollback()
+        session.close()
     except Exception as error:
         # Whatever is wrong with the connection, it must not come back with an open transaction.
         log.warning("rollback failed, dropping the connection", error=repr(error))
-        await session.invalidate()
+        session.invalidate()
 
 
 async def _finish(work: Awaitable[None]) -> None:
