@@ -15,19 +15,19 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, TypeVar
 
-import structlog
 from sqlalchemy import text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from forkyard.base.logging import get_logger
 from forkyard.storage.engine import DatabaseUrl, DialectName, create_engines
 from forkyard.storage.errors import DatabaseBusy, DatabaseConflict
 from forkyard.storage.wal import WalFlush
 
 T = TypeVar("T")
 
-log = structlog.stdlib.get_logger(__name__)
+log = get_logger(__name__)
 
 WRITER_TIMEOUT = 30.0
 """Seconds a SQLite writer waits for the writers of this process before it."""

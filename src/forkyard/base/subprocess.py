@@ -1,0 +1,144 @@
+"""Running programs: no shell, bounded in time and output, and no process left behind."""
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forkyard.base.errors import DeadlineExceeded, ForkyardError
+
+MAX_OUTPUT = 1 << 20
+"""Bytes kept of each output stream, unless the caller says otherwise."""
+
+_CHUNK = 64 << 10
+
+_STRAGGLERS = 0.5
+"""Seconds after the program's end in which its output must end too; then its descendants are killed."""
+
+
+class CommandFailed(ForkyardError):
+    """A program ended with an error."""
+
+    code = "command_failed"
+
+    def __init__(self, message: str, result: "CommandResult | None" = None) -> None:
+        super().__init__(message)
+        self.result = result
+        """What it did; None if it could not be started."""
+
+
+class CommandTimeout(DeadlineExceeded):
+    """A program took too long and was killed."""
+
+    code = "command_timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """`returncode` is negative when a signal ended the program. Of a stream its beginning is kept."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+    """Whether either stream was longer than what was kept."""
+
+    def check(self) -> "CommandResult":
+        """This result, if the program succeeded. Raises CommandFailed with the end of its error output."""
+        if self.returncode == 0:
+            return self
+        said = self.stderr.decode(errors="replace").strip()[-2000:]
+        ended = f"exit code {self.returncode}"
+        if self.returncode < 0:
+            ended = f"signal {signal.Signals(-self.returncode).name}"
+        raise CommandFailed(f"{self.argv[0]} failed with {ended}: {said or 'it said nothing'}", self)
+
+
+async def run_command(
+    argv: Sequence[str | Path],
+    *,
+    timeout: float,
+    stdin: bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    max_output: int = MAX_OUTPUT,
+) -> CommandResult:
+    """Run `argv` (a path or a name on PATH, and arguments) to its end.
+
+    It gets a session of its own, and when it takes more than `timeout` seconds or we are cancelled the whole
+    process group is killed with SIGKILL. `env` replaces the environment. Output beyond `max_output` bytes a
+    stream is read and dropped. Returns whatever the exit code is: `.check()` raises on failure.
+
+    Raises CommandTimeout, and CommandFailed when the program cannot be started.
+    """
+    args = tuple(str(arg) for arg in argv)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *args,
+            stdin=DEVNULL if stdin is None else PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CommandFailed(f"cannot run {args[0]}: {error.strerror or error}") from error
+    out, err = _Output(max_output), _Output(max_output)
+    streams = asyncio.gather(out.read(process.stdout), err.read(process.stderr), _feed(process, stdin))
+    try:
+        async with asyncio.timeout(timeout):
+            returncode = await process.wait()
+            await asyncio.wait([streams], timeout=_STRAGGLERS)
+    except TimeoutError:
+        raise CommandTimeout(f"{args[0]} took longer than {timeout:g} s") from None
+    finally:
+        await _end(process, streams)
+    return CommandResult(args, returncode, bytes(out.kept), bytes(err.kept), out.cut or err.cut)
+
+
+class _Output:
+    """What is kept of one output stream."""
+
+    def __init__(self, limit: int) -> None:
+        self.kept = bytearray()
+        self.cut = False
+        self._limit = limit
+
+    async def read(self, stream: asyncio.StreamReader | None) -> None:
+        while stream is not None and (chunk := await stream.read(_CHUNK)):
+            room = self._limit - len(self.kept)
+            self.kept += chunk[:room]
+            self.cut = self.cut or len(chunk) > room
+
+
+async def _feed(process: Process, data: bytes | None) -> None:
+    if data is None or process.stdin is None:
+        return
+    # A program may end without reading all of its input.
+    with suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(data)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _end(process: Process, streams: asyncio.Future[Any]) -> None:
+    """Kill what is left of the process group, reap the program and close its streams."""
+    if process.returncode is None or not streams.done():
+        # The group's number cannot belong to others as long as one of its members lives.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.shield(process.wait())
+        await asyncio.wait([streams], timeout=_STRAGGLERS)
+    if not streams.done():
+        # A daemon that left the group still holds our pipes.
+        streams.cancel()
+        process._transport.close()  # pyright: ignore
+    with suppress(asyncio.CancelledError):
+        await streams
