@@ -1,1 +1,1 @@
-"""The core: state machine, lifecycle, expiry, snapshots, fork and recovery of sandboxes."""
+"""The sandbox core: state machine, lifecycle, expiry, snapshots, fork and recovery. Start reading at `state.py`, then `core.py`."""

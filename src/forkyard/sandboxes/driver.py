@@ -207,7 +207,9 @@ class Driver(Protocol):
 
 @runtime_checkable
 class Checkpoint(Protocol):
-    async def checkpoint(self, handle: Handle, directory: Path, *, leave_running: bool = True) -> CheckpointResult:
+    async def checkpoint(
+        self, handle: Handle, directory: Path, *, leave_running: bool = True
+    ) -> CheckpointResult:
         """Write the machine's whole state into `directory` (made, must not exist).
 
         Raises HostFull, MachineLost, DriverError; then the directory is gone and, with `leave_running`, the machine goes on.
@@ -223,7 +225,9 @@ class Restore(Protocol):
         """The spec a snapshot with these requirements has to be restored with."""
         ...
 
-    async def check(self, directory: Path, requires: Mapping[str, Any], files: Sequence[CheckpointFile]) -> None:
+    async def check(
+        self, directory: Path, requires: Mapping[str, Any], files: Sequence[CheckpointFile]
+    ) -> None:
         """Raise SnapshotUnusable, naming what is missing or differs, before anything is stopped or started."""
         ...
 

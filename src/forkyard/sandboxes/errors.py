@@ -12,7 +12,7 @@ class SandboxNotFound(NotFound):
 
     def __init__(self, sandbox_id: str) -> None:
         # The wording is E2B's; SDK users match on it.
-        super().__init__(f'Sandbox "{sandbox_id}" doesn\'t exist or you don\'t have access to it')
+        super().__init__(f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it")
 
 
 class TemplateNotFound(NotFound):

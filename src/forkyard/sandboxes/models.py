@@ -30,7 +30,7 @@ class Sandbox(Base):
     node_id: Mapped[str] = mapped_column(String(36), index=True)
     """The node that has its machine or snapshot; only that node acts."""
 
-    state: Mapped[State] = mapped_column(String(16))
+    state: Mapped[State]
     generation: Mapped[int] = mapped_column(Integer, default=1)
     """Counts machines: each create or resume takes the next one before it starts anything."""
     transition: Mapped[str | None] = mapped_column(String(40))
@@ -64,6 +64,8 @@ class Sandbox(Base):
     paused_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     end_reason: Mapped[str | None] = mapped_column(String(400))
+    unhealthy_reason: Mapped[str | None] = mapped_column(String(400))
+    """Why the machine is thought to be ill (its daemon does not answer); None while it is well."""
 
     pause_on_timeout: Mapped[bool] = mapped_column(Boolean, default=False)
     pause_keeps_memory: Mapped[bool] = mapped_column(Boolean, default=True)
@@ -82,13 +84,13 @@ class Sandbox(Base):
     deny_out: Mapped[list[str] | None] = mapped_column(JsonColumn)
     mask_host: Mapped[str | None] = mapped_column(String(300))
 
+    settings: Mapped[dict[str, Any]] = mapped_column(JsonColumn)
+    """The image's settings, from its snapshot: `{env, user, workdir}`."""
     env_vars: Mapped[dict[str, str]] = mapped_column(JsonColumn)
     user_metadata: Mapped[dict[str, str]] = mapped_column("metadata", JsonColumn)
     hostname: Mapped[str] = mapped_column(String(64))
     boot_id: Mapped[str] = mapped_column(String(36))
     machine_id: Mapped[str] = mapped_column(String(32))
-    idempotency_key: Mapped[str | None] = mapped_column(String(300))
-    request_hash: Mapped[str | None] = mapped_column(String(64))
 
     __mapper_args__ = {"eager_defaults": False}
 
@@ -154,6 +156,8 @@ class Snapshot(Base):
     """The sandbox it was taken from."""
     template_id: Mapped[str] = mapped_column(String(40), index=True)
     """The template that the captured machine descends from; for a template itself its own, stable over rebuilds."""
+    generation: Mapped[int] = mapped_column(Integer, default=0)
+    """The generation that the captured machine knew; what is made from it takes a higher one."""
     parent_id: Mapped[str | None] = mapped_column(String(40))
     vcpus: Mapped[int] = mapped_column(Integer)
     memory_mb: Mapped[int] = mapped_column(Integer)

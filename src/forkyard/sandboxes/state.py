@@ -33,9 +33,7 @@ STEADY = frozenset({State.RUNNING, State.PAUSED, State.GONE})
 
 MOVING = frozenset(State) - STEADY
 
-VISIBLE = frozenset(
-    {State.RUNNING, State.PAUSING, State.PAUSED, State.RESUMING, State.SNAPSHOTTING}
-)
+VISIBLE = frozenset({State.RUNNING, State.PAUSING, State.PAUSED, State.RESUMING, State.SNAPSHOTTING})
 """States in which the API shows the sandbox: one being created has no id yet for its client, one being killed is gone for it."""
 
 

@@ -1,0 +1,138 @@
+"""HTTP calls to envd at the host's end of a sandbox's network. The contract is `specs/envd.md`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import aiohttp
+
+from forkyard.base.clock import Clock
+from forkyard.guest.errors import GuestRefused, GuestUnreachable
+
+ENVD_PORT = 49983
+
+_MAX_ANSWER = 1 << 20
+_CONNECT_S = 0.1
+# A SYN that arrives before the restored network stack is up is dropped, and the kernel would send it again
+# only after a second: give up early and dial afresh instead.
+_RETRY_S = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class GuestIdentity:
+    """What a machine is told about itself after it was made, restored or forked; replaces all it knew before."""
+
+    sandbox_id: str
+    template_id: str
+    generation: int
+    hostname: str
+    boot_id: str
+    machine_id: str
+    access_token: str | None
+    env_vars: dict[str, str] = field(default_factory=dict[str, str])
+    default_user: str = "user"
+    default_workdir: str | None = None
+
+    def to_body(self, now: datetime) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "sandboxId": self.sandbox_id,
+            "templateId": self.template_id,
+            "generation": self.generation,
+            "hostname": self.hostname,
+            "bootId": self.boot_id,
+            "machineId": self.machine_id,
+            "envVars": self.env_vars,
+            "defaultUser": self.default_user,
+            "timestamp": now.isoformat(),
+        }
+        if self.access_token is not None:
+            body["accessToken"] = self.access_token
+        if self.default_workdir:
+            body["defaultWorkdir"] = self.default_workdir
+        return body
+
+
+class GuestClient:
+    """Calls envd by address. Connections are never reused: an address may belong to another machine a moment later."""
+
+    def __init__(self, clock: Clock, *, port: int = ENVD_PORT) -> None:
+        self._clock = clock
+        self._port = port
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True, limit=0),
+            auto_decompress=False,
+            read_bufsize=65536,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def init(self, address: str, identity: GuestIdentity, *, timeout_s: float) -> str:
+        """Tell the machine who it is, trying again until it answers or `timeout_s` is over. Answers envd's version.
+
+        Raises GuestUnreachable when it never answered, GuestRefused when it said no.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        last: Exception | None = None
+        while (left := deadline - self._clock.monotonic()) > 0:
+            try:
+                headers = await self._call(
+                    "POST", address, "/init", identity.to_body(self._clock.now()), timeout_s=min(left, 5.0)
+                )
+                return headers.get("X-Envd-Version", "")[:40]
+            except GuestUnreachable as error:
+                last = error
+                await asyncio.sleep(_RETRY_S)
+        raise GuestUnreachable(f"the sandbox's daemon did not answer within {timeout_s:g} s") from last
+
+    async def health(self, address: str, *, timeout_s: float) -> bool:
+        """Whether envd answers its health check in time."""
+        try:
+            await self._call("GET", address, "/health", None, timeout_s=timeout_s)
+        except (GuestUnreachable, GuestRefused):
+            return False
+        return True
+
+    async def quiesce(self, address: str, *, timeout_s: float) -> None:
+        """Let envd flush what it holds, before a checkpoint."""
+        await self._call("POST", address, "/internal/quiesce", {}, timeout_s=timeout_s)
+
+    async def end_processes(self, address: str, *, grace_ms: int, timeout_s: float) -> None:
+        """End every process but envd (for a pause without memory)."""
+        await self._call(
+            "POST", address, "/internal/end-processes", {"grace_ms": grace_ms}, timeout_s=timeout_s
+        )
+
+    async def memory_pressure(self, address: str, *, timeout_s: float) -> None:
+        """The host sees memory running out: let envd look now."""
+        await self._call("POST", address, "/internal/memory", {}, timeout_s=timeout_s)
+
+    async def _call(
+        self, method: str, address: str, path: str, body: dict[str, Any] | None, *, timeout_s: float
+    ) -> dict[str, str]:
+        if self._session is None:
+            raise RuntimeError("the guest client is not open")
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s))
+        try:
+            async with self._session.request(
+                method,
+                f"http://{address}:{self._port}{path}",
+                json=body,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                data = await response.content.read(_MAX_ANSWER)
+                if response.status >= 300:
+                    text = data[:300].decode("utf-8", "replace")
+                    raise GuestRefused(f"the sandbox's daemon answered {response.status} to {path}: {text}")
+                return {k: v for k, v in response.headers.items() if len(v) < 1000}
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise GuestUnreachable(f"no answer from the sandbox's daemon to {path}: {error}") from error

@@ -1,0 +1,142 @@
+"""Limits on what sandboxes may take. One check for create, resume, fork and wake-on-traffic alike.
+
+The check runs inside the transaction that inserts or claims the sandbox, so that two requests at once cannot both
+take the last place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from forkyard.base.clock import Clock
+from forkyard.host.disk import free_bytes
+from forkyard.sandboxes.errors import DiskFull, SandboxLimit
+from forkyard.sandboxes.store import LimitCheck, SandboxStore, Usage
+from forkyard.storage.locks import lock_txn
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Upper bounds; 0 means no bound."""
+
+    sandboxes: int = 0
+    vcpus: int = 0
+    memory_mb: int = 0
+    disk_mb: int = 0
+    creates_per_second: float = 0.0
+
+    def exceeded_by(self, usage: Usage, more: Usage) -> str | None:
+        """What would be exceeded, in words, or None."""
+        checks = (
+            ("running sandboxes", usage.sandboxes + more.sandboxes, self.sandboxes, ""),
+            ("vCPUs", usage.vcpus + more.vcpus, self.vcpus, ""),
+            ("memory", usage.memory_mb + more.memory_mb, self.memory_mb, " MiB"),
+            ("disk", usage.disk_mb + more.disk_mb, self.disk_mb, " MiB"),
+        )
+        for what, wanted, bound, unit in checks:
+            if bound and wanted > bound:
+                return f"{what}: {wanted}{unit} wanted, {bound}{unit} allowed"
+        return None
+
+
+class TokenBucket:
+    """A rate with a burst of one second's worth (at least 1)."""
+
+    def __init__(self, per_second: float, clock: Clock) -> None:
+        self._rate = per_second
+        self._burst = max(1.0, per_second)
+        self._clock = clock
+        self._tokens = self._burst
+        self._at = clock.monotonic()
+
+    def take(self, count: int) -> float:
+        """Take `count` tokens: 0.0 when they were there, else the seconds to wait (nothing is taken then).
+
+        More than the burst is granted when the bucket is full, and is paid back afterwards.
+        """
+        now = self._clock.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        needed = min(float(count), self._burst)
+        if self._tokens >= needed:
+            self._tokens -= count
+            return 0.0
+        return (needed - self._tokens) / self._rate
+
+
+class Admission:
+    """Decides whether the node and the team have room for more."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        node: Limits,
+        team: Limits,
+        data_dir: Path,
+        min_free_disk: int,
+        clock: Clock,
+    ) -> None:
+        self._node_id = node_id
+        self._node = node
+        self._team = team
+        self._data_dir = data_dir
+        self._min_free_disk = min_free_disk
+        self._clock = clock
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def check_disk(self, needed: int = 0) -> None:
+        """Raise DiskFull when less than the watermark (plus `needed` bytes) is free. Called before anything is stopped."""
+        free = free_bytes(self._data_dir)
+        if free < self._min_free_disk + needed:
+            raise DiskFull(
+                f"the host has {free >> 20} MiB of disk left, and keeps {self._min_free_disk >> 20} MiB free; "
+                "delete sandboxes or snapshots, or lower FORKYARD_MIN_FREE_DISK_MB"
+            )
+
+    def check_rate(self, team_id: str, count: int) -> None:
+        """Raise SandboxLimit when the node or the team creates faster than allowed."""
+        for owner, limits, words in (("", self._node, "this server"), (team_id, self._team, "your team")):
+            if not limits.creates_per_second:
+                continue
+            bucket = self._buckets.get(owner)
+            if bucket is None:
+                bucket = self._buckets[owner] = TokenBucket(limits.creates_per_second, self._clock)
+            wait = bucket.take(count)
+            if wait > 0:
+                raise SandboxLimit(
+                    f"{words} creates more than {limits.creates_per_second:g} sandboxes a second",
+                    retry_after=wait,
+                )
+
+    def room_for(self, team_id: str, more: Usage) -> LimitCheck:
+        """The check to hand to the store with the write that takes the room."""
+        return _Room(self._node_id, self._node, team_id, self._team, more)
+
+
+class _Room(LimitCheck):
+    def __init__(self, node_id: str, node: Limits, team_id: str, team: Limits, more: Usage) -> None:
+        self._node_id = node_id
+        self._node = node
+        self._team_id = team_id
+        self._team = team
+        self._more = more
+
+    async def check_txn(self, store: SandboxStore, session: AsyncSession) -> None:
+        """Raise SandboxLimit when there is no room."""
+        if self._node != Limits():
+            await lock_txn(session, f"admission-node-{self._node_id}")
+            usage = await store.usage_txn(session, node_id=self._node_id)
+            _refuse("this server", self._node.exceeded_by(usage, self._more))
+        if self._team != Limits():
+            await lock_txn(session, f"admission-team-{self._team_id}")
+            usage = await store.usage_txn(session, team_id=self._team_id)
+            _refuse("your team", self._team.exceeded_by(usage, self._more))
+
+
+def _refuse(owner: str, exceeded: str | None) -> None:
+    if exceeded is not None:
+        raise SandboxLimit(f"the limits of {owner} are reached ({exceeded})", retry_after=5)

@@ -1,0 +1,94 @@
+"""Time to live: an absolute deadline, at which a sandbox is paused or killed."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+
+import structlog
+
+from forkyard.base.errors import ForkyardError
+from forkyard.sandboxes.core import Core
+from forkyard.sandboxes.endings import kill
+from forkyard.sandboxes.errors import AlreadyPaused, SandboxNotFound
+from forkyard.sandboxes.models import Sandbox
+from forkyard.sandboxes.pausing import pause
+
+log = structlog.stdlib.get_logger(__name__)
+
+PARALLEL = 8
+"""Evictions at once: a mass expiry must not wait behind one slow pause."""
+
+RETRY_S = 10.0
+"""After an eviction that failed (a full disk, say) the sandbox runs on and is tried again."""
+
+LOOK_AGAIN_S = 30.0
+"""A deadline written by another process is seen at the latest after this."""
+
+
+class Expiry:
+    """One loop a node. Anything that moves a deadline closer calls `poke`."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._wake = asyncio.Event()
+        self._bound = asyncio.Semaphore(PARALLEL)
+        self._busy: set[str] = set()
+        self._retry_at: dict[str, datetime] = {}
+
+    def poke(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Evict until cancelled. Evictions in progress are detached and go on."""
+        while True:
+            self._wake.clear()
+            await self.evict_due()
+            await self._wait()
+
+    async def evict_due(self) -> None:
+        """Start the eviction of everything that is due now."""
+        now = self._core.clock.now()
+        for row in await self._core.store.expired(self._core.node_id, now):
+            if row.id in self._busy or self._retry_at.get(row.id, now) > now:
+                continue
+            self._busy.add(row.id)
+            self._core.operations.start_logged(self._evict(row, now), f"expire-{row.id}")
+
+    async def _evict(self, row: Sandbox, now: datetime) -> None:
+        core = self._core
+        try:
+            async with self._bound:
+                if row.pause_on_timeout:
+                    await pause(
+                        core, row.id, team_id=None, keep_memory=row.pause_keeps_memory, expired_at=now
+                    )
+                else:
+                    await kill(core, row.id, team_id=None, reason="its time to live was over", expired_at=now)
+            self._retry_at.pop(row.id, None)
+        except (SandboxNotFound, AlreadyPaused):
+            self._retry_at.pop(row.id, None)
+        except ForkyardError as error:
+            log.warning("eviction failed", sandbox_id=row.id, error=error.message, retry_s=RETRY_S)
+            self._retry_at[row.id] = core.clock.now() + timedelta(seconds=RETRY_S)
+        finally:
+            self._busy.discard(row.id)
+            self._wake.set()
+
+    async def _wait(self) -> None:
+        core = self._core
+        now = core.clock.now()
+        until = now + timedelta(seconds=LOOK_AGAIN_S)
+        deadline = await core.store.next_deadline(core.node_id)
+        if deadline is not None and deadline > now:
+            until = min(until, deadline)
+        elif deadline is not None:
+            # Everything due is being evicted or waits for its retry; the eviction's end wakes this loop.
+            until = min([until, *(at for at in self._retry_at.values() if at > now)])
+        timer = asyncio.create_task(core.clock.wait_until(until))
+        wake = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait({timer, wake}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            wake.cancel()

@@ -1,0 +1,275 @@
+"""`Sandboxes`: what the API, the CLI's server side and the agent platform call.
+
+Every operation runs to its end even when its caller is cut off. Every method checks the team: another team's id is
+SandboxNotFound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forkyard.base.errors import InvalidInput
+from forkyard.sandboxes import capturing, creating, endings, pausing, resuming
+from forkyard.sandboxes.core import Core, settle, visible
+from forkyard.sandboxes.creating import NewSandbox, check_timeout
+from forkyard.sandboxes.driver import Handle
+from forkyard.sandboxes.egress import egress_policy, policy_of
+from forkyard.sandboxes.errors import NotRunning, SandboxNotFound, SnapshotNotFound
+from forkyard.sandboxes.expiry import Expiry
+from forkyard.sandboxes.journal import JournalEntry
+from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotName
+from forkyard.sandboxes.naming import parse_reference, resolve_snapshot, resolve_template
+from forkyard.sandboxes.resuming import Connected
+from forkyard.sandboxes.routing import Route, RouteState, route_of
+from forkyard.sandboxes.samples import Sample, Samples
+from forkyard.sandboxes.starting import deadline_after
+from forkyard.sandboxes.state import State
+from forkyard.sandboxes.store import Cursor, SandboxFilter
+from forkyard.sandboxes.warm import WarmPool
+
+MAX_PAGE = 100
+
+
+class Sandboxes:
+    def __init__(self, core: Core, *, pool: WarmPool, expiry: Expiry, samples: Samples) -> None:
+        self._core = core
+        self._pool = pool
+        self._expiry = expiry
+        self._samples = samples
+
+    # -- sandboxes -----------------------------------------------------------------------------------
+
+    async def create(self, team_id: str, request: NewSandbox) -> Sandbox:
+        """See `creating.create`."""
+        sandbox = await self._core.operations.run_detached(
+            creating.create(self._core, self._pool, team_id, request), "create"
+        )
+        self._expiry.poke()
+        return sandbox
+
+    async def get(self, team_id: str, sandbox_id: str) -> Sandbox:
+        """Raises SandboxNotFound."""
+        return await visible(self._core, sandbox_id, team_id)
+
+    async def list(
+        self, wanted: SandboxFilter, *, after: Cursor | None = None, limit: int = MAX_PAGE
+    ) -> tuple[Sequence[Sandbox], Cursor | None]:
+        """One page, and where the next one begins (None: it was the last)."""
+        _check_page(limit)
+        rows = await self._core.store.list(wanted, after=after, limit=limit + 1)
+        page = rows[:limit]
+        more = len(rows) > limit
+        return page, Cursor(page[-1].started_at, page[-1].id) if more else None
+
+    async def kill(self, team_id: str, sandbox_id: str, *, reason: str = "killed by its owner") -> None:
+        """End it for good; answers once nothing reaches it any more. Raises SandboxNotFound."""
+        await self._core.operations.run_detached(
+            endings.kill(self._core, sandbox_id, team_id=team_id, reason=reason), f"kill-{sandbox_id}"
+        )
+
+    async def pause(
+        self, team_id: str, sandbox_id: str, *, keep_memory: bool = True, require_healthy: bool = False
+    ) -> Sandbox:
+        """See `pausing.pause`."""
+        paused = await self._core.operations.run_detached(
+            pausing.pause(
+                self._core,
+                sandbox_id,
+                team_id=team_id,
+                keep_memory=keep_memory,
+                require_healthy=require_healthy,
+            ),
+            f"pause-{sandbox_id}",
+        )
+        if paused is None:
+            raise SandboxNotFound(sandbox_id)
+        return paused
+
+    async def connect(
+        self, team_id: str, sandbox_id: str, *, timeout_s: int, keep_memory: bool = True
+    ) -> Connected:
+        """See `resuming.connect`."""
+        connected = await self._core.operations.run_detached(
+            resuming.connect(
+                self._core, sandbox_id, team_id=team_id, timeout_s=timeout_s, keep_memory=keep_memory
+            ),
+            f"connect-{sandbox_id}",
+        )
+        self._expiry.poke()
+        return connected
+
+    async def resume(
+        self, team_id: str, sandbox_id: str, *, timeout_s: int, keep_memory: bool = True
+    ) -> Sandbox:
+        """See `resuming.resume`."""
+        sandbox = await self._core.operations.run_detached(
+            resuming.resume(
+                self._core, sandbox_id, team_id=team_id, timeout_s=timeout_s, keep_memory=keep_memory
+            ),
+            f"resume-{sandbox_id}",
+        )
+        self._expiry.poke()
+        return sandbox
+
+    async def set_timeout(self, team_id: str, sandbox_id: str, timeout_s: int) -> None:
+        """Let it end `timeout_s` from now, earlier or later than before; 0 is now. Raises SandboxNotFound, NotRunning."""
+        check_timeout(self._core, timeout_s, least=0)
+        await self._change_running(
+            team_id,
+            sandbox_id,
+            {"end_at": deadline_after(self._core, timeout_s), "timeout_s": max(1, timeout_s)},
+        )
+        self._expiry.poke()
+
+    async def refresh(self, team_id: str, sandbox_id: str, duration_s: int) -> None:
+        """Let it live at least `duration_s` longer, never shorter. Raises SandboxNotFound, NotRunning."""
+        if not 0 <= duration_s <= 3600:
+            raise InvalidInput("duration must be between 0 and 3600 seconds", "duration")
+        await visible(self._core, sandbox_id, team_id)
+        row = await self._core.store.extend(
+            sandbox_id, end_at=deadline_after(self._core, duration_s), timeout_s=max(1, duration_s)
+        )
+        if row is None:
+            raise NotRunning()
+
+    async def set_network(
+        self,
+        team_id: str,
+        sandbox_id: str,
+        *,
+        allow_out: list[str] | None,
+        deny_out: list[str] | None,
+        allow_internet: bool | None,
+    ) -> None:
+        """Replace all egress rules; what is None is cleared. Holds when this returns, for established flows too."""
+        egress_policy(allow_out=allow_out, deny_out=deny_out, allow_internet=allow_internet)
+        await self._core.operations.run_detached(
+            self._set_network(team_id, sandbox_id, allow_out, deny_out, allow_internet),
+            f"network-{sandbox_id}",
+        )
+
+    async def fork(
+        self, team_id: str, sandbox_id: str, *, count: int = 1, timeout_s: int | None = None
+    ) -> Sequence[capturing.ForkResult]:
+        """See `capturing.fork`."""
+        results = await self._core.operations.run_detached(
+            capturing.fork(self._core, sandbox_id, team_id=team_id, count=count, timeout_s=timeout_s),
+            f"fork-{sandbox_id}",
+        )
+        self._expiry.poke()
+        return results
+
+    async def wake(self, sandbox_id: str) -> Route | None:
+        """For the data plane: the route of a sandbox that is running, or that runs once the transition in progress is
+        over, or that is paused and asked to be resumed by requests. None when it will not run. Raises SandboxLimit,
+        DiskFull and what a resume raises.
+        """
+        core = self._core
+        try:
+            row = await settle(core, sandbox_id, team_id=None)
+            if row.state is State.PAUSED:
+                if not row.auto_resume:
+                    return None
+                timeout = max(row.timeout_s, core.settings.wake_timeout)
+                row = (await self.connect(row.team_id, sandbox_id, timeout_s=timeout)).sandbox
+        except SandboxNotFound:
+            return None
+        return route_of(row, RouteState.RUNNING)
+
+    # -- logs and metrics ----------------------------------------------------------------------------
+
+    async def logs(self, team_id: str, sandbox_id: str) -> Sequence[JournalEntry]:
+        """What happened to it, oldest first; readable after its end too. Raises SandboxNotFound."""
+        row = await self._core.store.get(sandbox_id)
+        if row is None or row.team_id != team_id:
+            raise SandboxNotFound(sandbox_id)
+        return await self._core.journal.read(sandbox_id)
+
+    async def samples(self, team_id: str, sandbox_id: str) -> Sequence[Sample]:
+        """Samples of the last hour, oldest first. Raises SandboxNotFound."""
+        await visible(self._core, sandbox_id, team_id)
+        return self._samples.of(sandbox_id)
+
+    # -- snapshots and templates ---------------------------------------------------------------------
+
+    async def snapshot(
+        self, team_id: str, sandbox_id: str, *, name: str | None = None, keep_memory: bool = True
+    ) -> tuple[Snapshot, Sequence[SnapshotName]]:
+        """See `capturing.snapshot`."""
+        reference = parse_reference(name, "name") if name is not None else None
+        snapshot = await self._core.operations.run_detached(
+            capturing.snapshot(
+                self._core, sandbox_id, team_id=team_id, name=reference, keep_memory=keep_memory
+            ),
+            f"snapshot-{sandbox_id}",
+        )
+        return snapshot, (await self._core.store.names_of([snapshot.id]))[snapshot.id]
+
+    async def snapshots(
+        self,
+        team_id: str,
+        *,
+        sandbox_id: str | None = None,
+        name: str | None = None,
+        after: Cursor | None = None,
+        limit: int = MAX_PAGE,
+    ) -> tuple[Sequence[tuple[Snapshot, Sequence[SnapshotName]]], Cursor | None]:
+        """One page of a team's snapshots with their names, newest first."""
+        _check_page(limit)
+        reference = parse_reference(name, "name") if name is not None else None
+        rows = await self._core.store.list_snapshots(
+            team_id=team_id,
+            sandbox_id=sandbox_id,
+            name=(reference.alias, reference.tag) if reference else None,
+            after=after,
+            limit=limit + 1,
+        )
+        page = rows[:limit]
+        names = await self._core.store.names_of([row.id for row in page])
+        cursor = Cursor(page[-1].created_at, page[-1].id) if len(rows) > limit else None
+        return [(row, names[row.id]) for row in page], cursor
+
+    async def delete_snapshot(self, team_id: str, reference: str) -> None:
+        """Sandboxes made from it are not touched. Raises SnapshotNotFound."""
+        snapshot = await resolve_snapshot(self._core, team_id, reference)
+        if await self._core.store.mark_deleting([snapshot.id]) == 0:
+            raise SnapshotNotFound(reference)
+        self._core.operations.start_logged(endings.purge_snapshots(self._core), "purge-snapshots")
+
+    async def template(self, team_id: str, reference: str) -> Snapshot:
+        """What a create of this reference would start from. Raises TemplateNotFound."""
+        return (await resolve_template(self._core, team_id, reference))[0]
+
+    # ------------------------------------------------------------------------------------------------
+
+    async def _change_running(self, team_id: str, sandbox_id: str, values: dict[str, object]) -> Sandbox:
+        while True:
+            row = await settle(self._core, sandbox_id, team_id=team_id)
+            if row.state is not State.RUNNING:
+                raise NotRunning(f'Sandbox "{sandbox_id}" is paused; connect to it first')
+            changed = await self._core.store.set_values(sandbox_id, states=[State.RUNNING], values=values)
+            if changed is not None:
+                return changed
+
+    async def _set_network(
+        self,
+        team_id: str,
+        sandbox_id: str,
+        allow_out: list[str] | None,
+        deny_out: list[str] | None,
+        allow_internet: bool | None,
+    ) -> None:
+        # Record first: a restore after a crash between the two writes then applies the newer rules.
+        changed = await self._change_running(
+            team_id,
+            sandbox_id,
+            {"allow_out": allow_out, "deny_out": deny_out, "allow_internet": allow_internet},
+        )
+        if changed.handle is None:
+            raise AssertionError(f"sandbox {sandbox_id} runs without a machine")
+        await self._core.driver.set_egress(Handle.from_json(changed.handle), policy_of(changed))
+
+
+def _check_page(limit: int) -> None:
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidInput(f"limit must be between 1 and {MAX_PAGE}", "limit")
