@@ -7,6 +7,7 @@ import uuid
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 _SANDBOX_ID = re.compile(r"i[a-z0-9]{19}")
+_UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 _TEMPLATE_ID = re.compile(r"[a-z0-9]{20}")
 
 
@@ -43,6 +44,11 @@ def is_template_id(text: str) -> bool:
 def new_uuid() -> str:
     """A random (version 4) UUID in its usual lower-case form with dashes; used for builds, teams and keys."""
     return str(uuid.uuid4())
+
+
+def is_uuid(text: str) -> bool:
+    """Whether `text` is a UUID as `new_uuid` writes them."""
+    return _UUID.fullmatch(text) is not None
 
 
 def new_build_id() -> str:

@@ -53,12 +53,17 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def get_logger(name: str) -> FilteringBoundLogger:
     """A logger whose lines carry `logger=name`; pass `__name__`. May be made before logging is configured."""
-    return cast(FilteringBoundLogger, structlog.get_logger(logger=name))
+    return cast(FilteringBoundLogger, structlog.get_logger(name))
 
 
 def log_context(**values: Any) -> AbstractContextManager[None]:
     """Add values (request_id, sandbox_id) to all lines in the block, and of tasks started there."""
     return structlog.contextvars.bound_contextvars(**values)
+
+
+def current_log_context() -> dict[str, Any]:
+    """What `log_context` has added here."""
+    return structlog.contextvars.get_contextvars()
 
 
 def configure_logging(output: LogFormat = "json", level: str = "info", stream: TextIO | None = None) -> None:
@@ -85,16 +90,16 @@ def configure_logging(output: LogFormat = "json", level: str = "info", stream: T
             colors=target.isatty(), timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
-        processors=[*shared, render],
+        processors=[_add_name, *shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(target),
+        logger_factory=lambda name="forkyard": _NamedLogger(target, name),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(target)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
-            foreign_pre_chain=[_add_library_name, *shared],
+            foreign_pre_chain=[_add_name, *shared],
         )
     )
     root = logging.getLogger()
@@ -107,6 +112,11 @@ def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     for name, value in event.items():
         event[name] = _clean(name, value, 0)
     return event
+
+
+def redact_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `values`, of plain JSON types, without secrets and not longer than fits in a log."""
+    return {name: _clean(name, value, 0) for name, value in values.items()}
 
 
 def redact_text(text: str) -> str:
@@ -138,8 +148,13 @@ def _to_json(event: EventDict, **_options: Any) -> str:
     return json.dumps(event, default=str, ensure_ascii=False)
 
 
-def _add_library_name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    record = event.get("_record")
-    if isinstance(record, logging.LogRecord):
-        event["logger"] = record.name
+class _NamedLogger(structlog.WriteLogger):
+    def __init__(self, stream: TextIO, name: str) -> None:
+        super().__init__(stream)
+        self.name = name
+
+
+def _add_name(logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    record = event.get("_record")  # there for lines of libraries
+    event["logger"] = record.name if isinstance(record, logging.LogRecord) else logger.name
     return event
