@@ -15,7 +15,7 @@ from forkyard.base.clock import Clock
 from forkyard.host.disk import free_bytes
 from forkyard.sandboxes.errors import DiskFull, SandboxLimit
 from forkyard.sandboxes.store import LimitCheck, SandboxStore, Usage
-from forkyard.storage.locks import lock_txn
+from forkyard.storage.dialect import lock_name_txn
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,11 @@ class _Room(LimitCheck):
     async def check_txn(self, store: SandboxStore, session: AsyncSession) -> None:
         """Raise SandboxLimit when there is no room."""
         if self._node != Limits():
-            await lock_txn(session, f"admission-node-{self._node_id}")
+            await lock_name_txn(session, f"admission-node-{self._node_id}")
             usage = await store.usage_txn(session, node_id=self._node_id)
             _refuse("this server", self._node.exceeded_by(usage, self._more))
         if self._team != Limits():
-            await lock_txn(session, f"admission-team-{self._team_id}")
+            await lock_name_txn(session, f"admission-team-{self._team_id}")
             usage = await store.usage_txn(session, team_id=self._team_id)
             _refuse("your team", self._team.exceeded_by(usage, self._more))
 
