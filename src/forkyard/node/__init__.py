@@ -1,1 +1,1 @@
-"""Composition root: settings, driver registry, app factory, background loops, edge and keeper supervisors."""
+"""Composition root of a server: settings, parts, background loops, the edge's supervisor. The only place that knows them all."""

@@ -1,0 +1,75 @@
+"""The route table as the control plane wants it, kept the same at the edge."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from forkyard.base.clock import Clock
+from forkyard.node.edge_client import EdgeAway, EdgeClient, EpochConflict
+from forkyard.sandboxes.routing import Route
+
+log = structlog.stdlib.get_logger(__name__)
+
+_SYNC_WAIT_S = 10.0
+_RETRY_S = 0.05
+
+
+class EdgeRoutes:
+    """Implements `RouteTable`. Changes are applied here first and pushed; when the edge is away, the next full push
+    carries them. A dead edge holds no connection, so nothing can use an old route meanwhile.
+    """
+
+    def __init__(self, client: EdgeClient, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._table: dict[str, Route] = {}
+        self._epoch = 0
+        self._attached = False
+        self._pushing = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    async def set(self, route: Route) -> None:
+        known = self._table.get(route.id)
+        if known is not None and known.generation > route.generation:
+            return
+        self._table[route.id] = route
+        await self._push([route], [])
+
+    async def remove(self, sandbox_id: str, generation: int) -> None:
+        known = self._table.get(sandbox_id)
+        if known is not None and known.generation <= generation:
+            del self._table[sandbox_id]
+        await self._push([], [(sandbox_id, generation)])
+
+    async def attach(self) -> None:
+        """Push the whole table under a new epoch; from then on changes are pushed as they come. Raises EdgeAway."""
+        async with self._pushing:
+            info = await self._client.info()
+            self._epoch = max(info.epoch + 1, int(self._clock.now().timestamp() * 1000))
+            await self._client.replace(self._epoch, list(self._table.values()))
+            self._attached = True
+
+    async def _push(self, set_: list[Route], remove: list[tuple[str, int]]) -> None:
+        if not self._attached:
+            return  # Recovery: the first `attach` carries everything.
+        try:
+            await self._client.update(self._epoch, set_=set_, remove=remove)
+        except (EdgeAway, EpochConflict) as error:
+            log.warning("route change not taken; pushing the whole table", error=error.message)
+            await self._attach_again()
+
+    async def _attach_again(self) -> None:
+        deadline = self._clock.monotonic() + _SYNC_WAIT_S
+        while True:
+            try:
+                await self.attach()
+                return
+            except (EdgeAway, EpochConflict) as error:
+                if self._clock.monotonic() > deadline:
+                    log.error("the edge stays away; the route change waits for it", error=error.message)
+                    return
+            await self._clock.sleep(_RETRY_S)

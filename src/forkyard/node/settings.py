@@ -1,0 +1,163 @@
+"""All settings of a server, read once. A setting's name, default and help are one declaration.
+
+Sources, the stronger first: command line, environment (`FORKYARD_<NAME>`), the file `forkyard.toml` in the data
+directory or at `FORKYARD_CONFIG`, defaults.
+"""
+
+from __future__ import annotations
+
+import os
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AliasChoices, Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+DEFAULT_DATA_DIR = Path("/var/lib/forkyard")
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class Settings(BaseSettings):
+    """Settings of `forkyard serve`."""
+
+    model_config = SettingsConfigDict(env_prefix="FORKYARD_", extra="forbid", frozen=True)
+
+    data_dir: Path = DEFAULT_DATA_DIR
+    """Database, snapshots, images, logs and sockets. One server a directory."""
+    database_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("FORKYARD_DATABASE_URL", "DATABASE_URL", "database_url")
+    )
+    """PostgreSQL (`postgresql://...`) or SQLite (`sqlite:///...`); SQLite in the data directory when empty."""
+    bin_dir: Path | None = None
+    """Where keeper, envd and edge lie; the build directory of the checkout when empty."""
+    image_dir: Path | None = None
+    """Where `make` put the base image; the build directory of the checkout when empty."""
+
+    host: str = "127.0.0.1"
+    """Address the public port listens on. 0.0.0.0 opens it to the network: use TLS then."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 3000
+    domain: str = "localhost"
+    """Public domain: sandboxes are reached at `<port>-<id>.<domain>` too."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    log_format: Literal["auto", "json", "pretty"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    keeper: bool = True
+    """Start sandboxes through the keeper; off: through the plain `runsc` command line (slower)."""
+    subnets: IPv4Network = IPv4Network("10.200.0.0/16")
+    """Addresses for sandboxes, a /30 each."""
+    internal_allowed: list[IPv4Network] = Field(default_factory=list[IPv4Network])
+    """Internal ranges that sandboxes may reach after all. Everything internal is denied otherwise."""
+    template_cpus: Positive = 2
+    template_memory_mb: Positive = 1024
+    template_disk_mb: Positive = 10240
+
+    warm_pool: NotNegative = 2
+    """Restored sandboxes of the base template kept ready (about 25 MB each)."""
+    empty_pool: NotNegative = 4
+    """Empty driver processes kept ready for recently used shapes (about 9 MB each)."""
+
+    min_free_disk_mb: NotNegative = 1024
+    """Below this much free disk, creates and pauses are refused."""
+    max_sandboxes: NotNegative = 0
+    """Running sandboxes of this server; 0: no limit. The same for the limits below."""
+    max_vcpus: NotNegative = 0
+    max_memory_mb: NotNegative = 0
+    max_disk_mb: NotNegative = 0
+    max_creates_per_second: Annotated[float, Field(ge=0)] = 0
+    team_max_sandboxes: NotNegative = 0
+    team_max_vcpus: NotNegative = 0
+    team_max_memory_mb: NotNegative = 0
+    team_max_disk_mb: NotNegative = 0
+    team_max_creates_per_second: Annotated[float, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if not self.data_dir.is_absolute():
+            raise ValueError("data_dir must be an absolute path")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
+
+    # -- places --------------------------------------------------------------------------------------
+
+    @property
+    def run_dir(self) -> Path:
+        """Sockets and pid files."""
+        return self.data_dir / "run"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.data_dir / "log"
+
+    @property
+    def node_dir(self) -> Path:
+        """What the keeper sees at a constant path: images, binaries by hash, disks."""
+        return self.data_dir / "node"
+
+    @property
+    def snapshot_dir(self) -> Path:
+        return self.data_dir / "snapshots"
+
+    @property
+    def journal_dir(self) -> Path:
+        return self.data_dir / "journal"
+
+    @property
+    def api_key_file(self) -> Path:
+        return self.data_dir / "api-key"
+
+    @property
+    def api_socket(self) -> Path:
+        return self.run_dir / "api.sock"
+
+    @property
+    def edge_socket(self) -> Path:
+        return self.run_dir / "edge.sock"
+
+    @property
+    def binaries(self) -> Path:
+        return self.bin_dir or _checkout() / "build" / "bin"
+
+    @property
+    def images(self) -> Path:
+        return self.image_dir or _checkout() / "build" / "images"
+
+    @property
+    def url(self) -> str:
+        """What clients on this machine use."""
+        scheme = "https" if self.tls_cert else "http"
+        host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else self.host  # noqa: S104
+        return f"{scheme}://{host}:{self.port}"
+
+
+def load(**given: Any) -> Settings:
+    """Settings from all sources; `given` (the command line) wins. Raises pydantic.ValidationError."""
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _config_file() -> Path:
+    configured = os.environ.get("FORKYARD_CONFIG")
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("FORKYARD_DATA_DIR", DEFAULT_DATA_DIR)) / "forkyard.toml"
+
+
+def _checkout() -> Path:
+    return Path(__file__).resolve().parents[3]
