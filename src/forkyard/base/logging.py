@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal, TextIO, cast
 
 import structlog
@@ -92,7 +93,7 @@ def configure_logging(output: LogFormat = "json", level: str = "info", stream: T
     structlog.configure(
         processors=[_add_name, *shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda name="forkyard": _NamedLogger(target, name),
+        logger_factory=partial(_NamedLogger, target),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(target)
@@ -149,7 +150,7 @@ def _to_json(event: EventDict, **_options: Any) -> str:
 
 
 class _NamedLogger(structlog.WriteLogger):
-    def __init__(self, stream: TextIO, name: str) -> None:
+    def __init__(self, stream: TextIO, name: str = "forkyard") -> None:
         super().__init__(stream)
         self.name = name
 

@@ -119,44 +119,72 @@ class Engines:
 
 
 def create_engines(url: DatabaseUrl) -> Engines:
-    """Make the engines, which connect when used. A missing SQLite file and folder are made, for us alone."""
-    if url.path is not None:
-        return _sqlite_engines(url.path)
-    assert url.dsn is not None
-    return _postgresql_engines(url.dsn)
+    """Make the engines, which connect when used. A missing SQLite file and folder are made, for us alone.
+
+    Raises DatabaseUnavailable when they cannot be made.
+    """
+    if url.dsn is not None:
+        read_only = {"default_transaction_read_only": "on"}
+        return Engines(
+            read=_postgresql_engine(
+                url.dsn, read_only, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True
+            ),
+            write=_postgresql_engine(url.dsn, {}),
+        )
+    path = _private_file(url)
+    read = _sqlite_engine(
+        path,
+        (*_SQLITE_PRAGMAS, "query_only=ON"),
+        pool_size=SQLITE_READERS,
+        isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,
+    )
+    return Engines(read=read, write=_sqlite_writer(path, _SQLITE_PRAGMAS))
 
 
-def _sqlite_engines(path: Path) -> Engines:
+def create_migration_engine(url: DatabaseUrl) -> AsyncEngine:
+    """An engine for one transaction that changes the schema, which may take and wait long.
+
+    On SQLite foreign keys are not enforced: to change a table it is made anew, and dropping the old one would
+    delete what refers to it.
+    """
+    if url.dsn is not None:
+        patient = {"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0"}
+        return _postgresql_engine(url.dsn, patient)
+    return _sqlite_writer(_private_file(url), ("foreign_keys=OFF", "busy_timeout=60000"))
+
+
+def _private_file(url: DatabaseUrl) -> Path:
+    path = url.path
+    assert path is not None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # It holds tokens of sandboxes: not for other users. SQLite gives its side files the same mode.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise DatabaseUnavailable(f"cannot open the database {path}: {error.strerror}") from error
+    return path
 
-    def engine(pragmas: tuple[str, ...], **options: Any) -> AsyncEngine:
-        made = create_async_engine(
-            # The path is here for SQLAlchemy to know that it is a file; connections are made by the creator.
-            URL.create("sqlite+aiosqlite", database=str(path)),
-            async_creator=partial(sqlite.connect, path, (*_SQLITE_PRAGMAS, *pragmas)),
-            json_serializer=to_json,
-            # Sessions end their transactions themselves; a rollback to be sure would be one more trip.
-            pool_reset_on_return=None,
-            max_overflow=0,
-            **options,
-        )
-        event.listen(made.sync_engine, "handle_error", _translate_error)
-        return made
 
-    write = engine(_SQLITE_WRITER_PRAGMAS, pool_size=1)
-    event.listen(write.sync_engine, "begin", _begin_immediate)
-    read = engine(
-        ("query_only=ON",),
-        pool_size=SQLITE_READERS,
-        isolation_level="AUTOCOMMIT",
-        skip_autocommit_rollback=True,
+def _sqlite_engine(path: Path, pragmas: tuple[str, ...], **options: Any) -> AsyncEngine:
+    engine = create_async_engine(
+        # The path is here for SQLAlchemy to know that it is a file; connections are made by the creator.
+        URL.create("sqlite+aiosqlite", database=str(path)),
+        async_creator=partial(sqlite.connect, path, pragmas),
+        json_serializer=to_json,
+        # Sessions end their transactions themselves; a rollback to be sure would be one more trip.
+        pool_reset_on_return=None,
+        max_overflow=0,
+        **options,
     )
-    return Engines(read, write)
+    event.listen(engine.sync_engine, "handle_error", _translate_error)
+    return engine
+
+
+def _sqlite_writer(path: Path, pragmas: tuple[str, ...]) -> AsyncEngine:
+    engine = _sqlite_engine(path, (*pragmas, *_SQLITE_WRITER_PRAGMAS), pool_size=1)
+    event.listen(engine.sync_engine, "begin", _begin_immediate)
+    return engine
 
 
 def _begin_immediate(connection: Connection) -> None:
@@ -169,26 +197,19 @@ def _begin_immediate(connection: Connection) -> None:
         raise translate_sqlite(error) or error from None
 
 
-def _postgresql_engines(dsn: str) -> Engines:
-    def engine(settings: dict[str, str], **options: Any) -> AsyncEngine:
-        made = create_async_engine(
-            "postgresql+asyncpg://",
-            async_creator=_postgresql_connector(dsn, {**_POSTGRESQL_SETTINGS, **settings}),
-            json_serializer=to_json,
-            pool_size=_POSTGRESQL_POOL,
-            max_overflow=_POSTGRESQL_POOL,
-            pool_timeout=30,
-            pool_pre_ping=True,
-            **options,
-        )
-        event.listen(made.sync_engine, "handle_error", _translate_error)
-        return made
-
-    write = engine({})
-    read = engine(
-        {"default_transaction_read_only": "on"}, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True
+def _postgresql_engine(dsn: str, settings: dict[str, str], **options: Any) -> AsyncEngine:
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=_postgresql_connector(dsn, {**_POSTGRESQL_SETTINGS, **settings}),
+        json_serializer=to_json,
+        pool_size=_POSTGRESQL_POOL,
+        max_overflow=_POSTGRESQL_POOL,
+        pool_timeout=30,
+        pool_pre_ping=True,
+        **options,
     )
-    return Engines(read, write)
+    event.listen(engine.sync_engine, "handle_error", _translate_error)
+    return engine
 
 
 def _postgresql_connector(dsn: str, settings: dict[str, str]) -> Callable[..., Awaitable[Any]]:
