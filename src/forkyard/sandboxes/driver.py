@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from forkyard.base.errors import Conflict, ForkyardError, StorageFull
-from forkyard.host.firewall import EgressPolicy
+from forkyard.host.egress import EgressPolicy
 
 __all__ = [
     "Checkpoint",

@@ -120,8 +120,10 @@ class SnapshotFiles:
                 )
 
     async def _write_manifest(self, snapshot_id: str, manifest: Manifest) -> None:
+        """Not durable by itself: `make_host_safe` syncs the whole directory after the last one."""
         path = self.directory(snapshot_id) / MANIFEST
-        await asyncio.to_thread(write_atomically, path, to_json(manifest.to_json()).encode())
+        data = to_json(manifest.to_json()).encode()
+        await asyncio.to_thread(write_atomically, path, data, durable=False)
 
 
 def _checksums(directory: Path, files: Sequence[CheckpointFile]) -> dict[str, str]:
