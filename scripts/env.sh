@@ -1,0 +1,13 @@
+# Sourced by the scripts: where things are, and tools that the set-up installed before those of the machine.
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+BUILD=$ROOT/build
+PATH=$ROOT/.venv/bin:$BUILD/tools/go/bin:$BUILD/tools/nginx/usr/sbin:$PATH:/usr/local/sbin:/usr/sbin:/sbin
+# Go and npm do not work without a home.
+if [ -z "${HOME:-}" ] || ! [ -w "$HOME" ]; then
+	HOME=$BUILD/home
+	mkdir -p "$HOME"
+fi
+export ROOT BUILD PATH HOME
+# pyright fetches its program from npm at first use; keep it with the rest of what is built.
+export PYRIGHT_PYTHON_CACHE_DIR=$BUILD/cache/pyright PYRIGHT_PYTHON_IGNORE_WARNINGS=1
+unset PYTHONPATH PYTHONHOME VIRTUAL_ENV

@@ -1,0 +1,1 @@
+"""What scripts/bootstrap.py does, one module per kind of thing it installs."""
