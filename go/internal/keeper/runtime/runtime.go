@@ -28,9 +28,9 @@ func Version() string { return version.Version() }
 
 // Container is one container of gVisor; its methods must not be called concurrently, except Interrupt.
 type Container struct {
-	ID   string
-	dir  string
-	opts Options
+	ID    string
+	dir   string
+	opts  Options
 	inner *container.Container
 	conns *connections
 }
@@ -52,6 +52,9 @@ type CreateArgs struct {
 
 // Create makes an empty sandbox: its processes run, nothing in it does. On an error nothing is left running.
 func Create(ctx context.Context, o Options, args CreateArgs) (*Container, error) {
+	if err := checkSocketPath(args.Dir, args.ID); err != nil {
+		return nil, err
+	}
 	conf, err := newConfig(o, args.Dir)
 	if err != nil {
 		return nil, err
@@ -88,6 +91,15 @@ func Load(o Options, id, dir string) (*Container, error) {
 		return nil, err
 	}
 	return &Container{ID: id, dir: dir, opts: o, inner: inner, conns: newConnections()}, nil
+}
+
+// checkSocketPath refuses a directory whose control socket would have too long a path: runsc would then put it in /tmp.
+func checkSocketPath(dir, id string) error {
+	const longest = 107 // of a Unix socket's path on Linux
+	if n := len(filepath.Join(dir, "runsc-"+id+".sock")); n > longest {
+		return fmt.Errorf("the path of the control socket in %s would have %d bytes, more than %d", dir, n, longest)
+	}
+	return nil
 }
 
 func setNetnsPath(spec *specs.Spec, path string) {

@@ -1,0 +1,96 @@
+// Package watch asks sandboxes whether they are well.
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Health says whom to ask and how patiently.
+type Health struct {
+	URL      string
+	Interval time.Duration
+	Timeout  time.Duration
+	Strikes  int // failures in a row that make a sandbox unhealthy
+}
+
+// Validate tells what is wrong with h.
+func (h *Health) Validate() error {
+	target, err := url.Parse(h.URL)
+	if err != nil || target.Scheme != "http" || target.Host == "" {
+		return fmt.Errorf("health_url %q is not an http URL", h.URL)
+	}
+	if h.Interval < 10*time.Millisecond || h.Timeout < 10*time.Millisecond || h.Strikes < 1 {
+		return errors.New("a health watch needs interval_ms and timeout_ms of at least 10 and strikes of at least 1")
+	}
+	return nil
+}
+
+// client trusts nothing: no proxy, no redirect (a sandbox could send us anywhere), no connection kept, small headers.
+var client = &http.Client{
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	Transport: &http.Transport{
+		DialContext:            (&net.Dialer{}).DialContext,
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: 8 << 10,
+	},
+}
+
+// Run asks until ctx ends. changed is called with the reason when the sandbox becomes unhealthy, and with "" when it
+// is healthy again.
+func (h *Health) Run(ctx context.Context, changed func(reason string)) {
+	failures, unhealthy := 0, false
+	ticker := time.NewTicker(h.Interval)
+	defer ticker.Stop()
+	for {
+		err := h.ask(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		switch {
+		case err == nil && unhealthy:
+			unhealthy, failures = false, 0
+			changed("")
+		case err == nil:
+			failures = 0
+		default:
+			failures++
+			if failures >= h.Strikes && !unhealthy {
+				unhealthy = true
+				changed(err.Error())
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (h *Health) ask(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, h.URL, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("no answer within %v", h.Timeout)
+		}
+		return err
+	}
+	response.Body.Close()
+	if response.StatusCode >= 300 {
+		return fmt.Errorf("answered status %d", response.StatusCode)
+	}
+	return nil
+}
