@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["forkyard.testing.database"]
+
 _HERE = Path(__file__).parent
 _SUITES = ("unit", "contract", "integration", "e2e", "faults")
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
 import asyncpg
@@ -56,6 +56,9 @@ _POSTGRESQL_SETTINGS = {
 }
 _POSTGRESQL_CONNECT_TIMEOUT = 10.0
 _POSTGRESQL_POOL = 10
+
+# The package has no types.
+_asyncpg_connect: Callable[..., Awaitable[Any]] = cast(Any, asyncpg).connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,7 @@ def _postgresql_engine(dsn: str, settings: dict[str, str], **options: Any) -> As
 def _postgresql_connector(dsn: str, settings: dict[str, str]) -> Callable[..., Awaitable[Any]]:
     async def connect(*_args: object, **_options: object) -> Any:
         try:
-            return await asyncpg.connect(dsn, timeout=_POSTGRESQL_CONNECT_TIMEOUT, server_settings=settings)
+            return await _asyncpg_connect(dsn, timeout=_POSTGRESQL_CONNECT_TIMEOUT, server_settings=settings)
         except (OSError, TimeoutError) as error:
             raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or 'timeout'}") from error
         except asyncpg.PostgresError as error:

@@ -60,7 +60,6 @@ _SQLITE_BROKEN = (
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_READONLY,
 )
 
 

@@ -5,6 +5,7 @@ the statement, to fetch the rows, to close the cursor. A trip there and back cos
 machine. Doing the four in one trip halves a short transaction. All rows of a result are fetched at once.
 """
 
+import asyncio
 import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -15,6 +16,9 @@ from typing import Any, Self
 import aiosqlite
 
 _Row = tuple[Any, ...]
+
+_THREAD_END = 5.0
+"""Seconds for a thread to end after its connection could not be made."""
 
 
 class OneTripConnection(aiosqlite.Connection):
@@ -108,9 +112,16 @@ async def connect(path: Path, pragmas: Sequence[str]) -> OneTripConnection:
         return connection
 
     connection = OneTripConnection(open_it, iter_chunk_size=64)
+    thread = connection._thread  # pyright: ignore[reportPrivateUsage]
     # A connection that is never closed must not keep the process from ending.
-    connection._thread.daemon = True  # pyright: ignore[reportPrivateUsage]
-    await connection
+    thread.daemon = True
+    try:
+        await connection
+    except BaseException:
+        # aiosqlite has told the thread to end but does not wait; it reports its end to our event loop, which
+        # must still be there then.
+        await asyncio.shield(asyncio.to_thread(thread.join, _THREAD_END))
+        raise
     return connection
 
 

@@ -44,14 +44,18 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
-    """Where a database with the newest schema and no rows is."""
-    if request.param == "postgresql":
-        return request.getfixturevalue("postgres_url")
+@pytest.fixture
+def sqlite_copy(sqlite_template: Path, tmp_path: Path) -> DatabaseUrl:
+    """A SQLite file with the newest schema, for this test alone."""
     path = tmp_path / "test.db"
-    shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+    shutil.copyfile(sqlite_template, path)
     return sqlite_url(path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> DatabaseUrl:
+    """Where a database with the newest schema and no rows is."""
+    return request.getfixturevalue("postgres_url" if request.param == "postgresql" else "sqlite_copy")
 
 
 @pytest_asyncio.fixture
