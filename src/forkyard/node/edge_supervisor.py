@@ -1,0 +1,118 @@
+"""Keeps one edge running: adopts the one that is there, starts one when it dies, pushes the route table."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from forkyard.base.clock import Clock
+from forkyard.base.errors import ForkyardError
+from forkyard.base.logging import get_logger
+from forkyard.host.processes import ProcessHandle, spawn_detached, wait_exit
+from forkyard.node.edge_client import EdgeAway, EdgeClient
+from forkyard.node.readiness import Readiness
+from forkyard.node.routes import EdgeRoutes
+from forkyard.node.settings import Settings
+
+log = get_logger(__name__)
+
+_START_S = 10.0
+_LOOK_S = 0.01
+
+
+class EdgeFailed(ForkyardError):
+    """The edge could not be started."""
+
+    code = "edge_failed"
+
+
+class EdgeSupervisor:
+    def __init__(
+        self,
+        settings: Settings,
+        binary: Path,
+        client: EdgeClient,
+        routes: EdgeRoutes,
+        readiness: Readiness,
+        clock: Clock,
+        *,
+        cgroup: str,
+    ) -> None:
+        self._settings = settings
+        self._binary = binary
+        self._client = client
+        self._routes = routes
+        self._readiness = readiness
+        self._clock = clock
+        self._cgroup = cgroup
+        self._process: ProcessHandle | None = None
+
+    async def attach(self) -> None:
+        """Adopt or start an edge and give it the table. Raises EdgeFailed with what its log says."""
+        try:
+            info = await self._client.info()
+            log.info("adopted the edge", pid=info.pid, listen=info.listen)
+        except EdgeAway:
+            info = await self._start()
+        self._process = ProcessHandle.of(info.pid)
+        await self._routes.attach()
+        self._readiness.done("edge")
+
+    async def run(self) -> None:
+        """Start it again whenever it dies, until cancelled."""
+        while True:
+            if self._process is not None:
+                await wait_exit(self._process)
+                log.warning("the edge died; starting another")
+                self._process = None
+                self._readiness.lost("edge")
+            await self.attach()
+
+    async def shutdown(self) -> None:
+        """End the edge (nothing runs any more)."""
+        process, self._process = self._process, None
+        try:
+            await self._client.shutdown()
+        except EdgeAway:
+            return
+        if process is not None:
+            async with asyncio.timeout(_START_S):
+                await wait_exit(process)
+
+    async def _start(self):  # noqa: ANN202
+        settings = self._settings
+        log_file = settings.log_dir / "edge.log"
+        arguments = [
+            str(self._binary),
+            "--listen",
+            f"{settings.host}:{settings.port}",
+            "--control",
+            str(settings.edge_socket),
+            "--api",
+            str(settings.api_socket),
+            "--domain",
+            settings.domain,
+            "--log",
+            str(log_file),
+        ]
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            arguments += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+        output = settings.log_dir / "edge.out"
+        process = await spawn_detached(arguments, output=output, cgroup=self._cgroup)
+        deadline = self._clock.monotonic() + _START_S
+        while True:
+            try:
+                return await self._client.info()
+            except EdgeAway as error:
+                if not process.alive():
+                    raise EdgeFailed(f"the edge did not start: {_last_lines(output)}") from error
+                if self._clock.monotonic() > deadline:
+                    raise EdgeFailed(f"the edge does not answer; see {log_file}") from error
+            await self._clock.sleep(_LOOK_S)
+
+
+def _last_lines(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[-2000:].strip() or "no output"
+    except OSError:
+        return "no output"

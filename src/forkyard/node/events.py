@@ -1,0 +1,72 @@
+"""Acts on what the driver reports: deaths, daemons that stop answering, memory running out."""
+
+from __future__ import annotations
+
+from forkyard.base.errors import ForkyardError
+from forkyard.base.logging import get_logger
+from forkyard.sandboxes.core import Core
+from forkyard.sandboxes.driver import Handle, MachineEvent, MachineEventKind
+from forkyard.sandboxes.endings import machine_died
+from forkyard.sandboxes.models import Sandbox
+from forkyard.sandboxes.state import State
+from forkyard.sandboxes.warm import WarmPool
+
+log = get_logger(__name__)
+
+
+class MachineEvents:
+    """One loop a node."""
+
+    def __init__(self, core: Core, pool: WarmPool) -> None:
+        self._core = core
+        self._pool = pool
+
+    async def run(self) -> None:
+        """Handle events until the driver is closed. Each is handled by itself: one that waits holds up none."""
+        async for event in self._core.driver.events():
+            self._core.operations.start_logged(self.handle(event), f"{event.kind}-{event.name}")
+
+    async def handle(self, event: MachineEvent) -> None:
+        core = self._core
+        match event.kind:
+            case MachineEventKind.EXIT:
+                if self._pool.discard(event.name):
+                    await core.driver.destroy(event.name)
+                else:
+                    await machine_died(core, event.name, event.reason)
+            case MachineEventKind.UNHEALTHY:
+                core.telemetry.unhealthy.inc()
+                await self._note_health(event.name, event.reason or "its daemon does not answer")
+            case MachineEventKind.HEALTHY:
+                await self._note_health(event.name, None)
+            case MachineEventKind.MEMORY:
+                await self._memory(event.name)
+
+    async def _note_health(self, machine: str, reason: str | None) -> None:
+        row = await self._row_of(machine)
+        if row is None:
+            return
+        await self._core.store.set_values(
+            row.id, states=[State.RUNNING], values={"unhealthy_reason": reason}
+        )
+        if reason is None:
+            self._core.journal.write(row.id, "its daemon answers again")
+        else:
+            log.warning("sandbox is unhealthy", sandbox_id=row.id, reason=reason)
+            self._core.journal.write(row.id, "unhealthy", level="warn", reason=reason)
+
+    async def _memory(self, machine: str) -> None:
+        row = await self._row_of(machine)
+        if row is None or row.handle is None:
+            return
+        self._core.journal.write(row.id, "memory is running out", level="warn")
+        try:
+            await self._core.guests.memory_pressure(Handle.from_json(row.handle).address, timeout_s=2.0)
+        except ForkyardError as error:
+            log.warning("guest does not hear of memory pressure", sandbox_id=row.id, error=error.message)
+
+    async def _row_of(self, machine: str) -> Sandbox | None:
+        for row in await self._core.store.running(self._core.node_id):
+            if row.handle is not None and row.handle["name"] == machine:
+                return row
+        return None

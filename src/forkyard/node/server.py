@@ -1,0 +1,237 @@
+"""One server: its parts, how they start, and how they stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from forkyard.auth.service import AuthService
+from forkyard.base.clock import Clock, SystemClock
+from forkyard.base.logging import get_logger
+from forkyard.base.tasks import Operations, Supervisor
+from forkyard.drivers.gvisor.driver import GvisorDriver
+from forkyard.guest.client import GuestClient
+from forkyard.host.disk import write_atomically
+from forkyard.host.instance import Instance
+from forkyard.node.api import ApiServer, make_app
+from forkyard.node.edge_client import EdgeClient
+from forkyard.node.edge_supervisor import EdgeSupervisor
+from forkyard.node.events import MachineEvents
+from forkyard.node.loop_lag import LoopLag
+from forkyard.node.readiness import Readiness
+from forkyard.node.reconcile import Reconciler
+from forkyard.node.routes import EdgeRoutes
+from forkyard.node.settings import Settings
+from forkyard.sandboxes.admission import Admission, Limits
+from forkyard.sandboxes.changes import Changes
+from forkyard.sandboxes.core import Core, CoreSettings
+from forkyard.sandboxes.expiry import Expiry
+from forkyard.sandboxes.journal import Journal
+from forkyard.sandboxes.recovery import recover
+from forkyard.sandboxes.routing import RouteState, route_of
+from forkyard.sandboxes.samples import Samples
+from forkyard.sandboxes.service import Sandboxes
+from forkyard.sandboxes.snapshots import SnapshotFiles
+from forkyard.sandboxes.state import State
+from forkyard.sandboxes.store import SandboxStore
+from forkyard.sandboxes.telemetry import Telemetry
+from forkyard.sandboxes.warm import WarmPool
+from forkyard.storage.engine import parse_database_url, sqlite_url
+from forkyard.storage.migrations import migrate
+from forkyard.storage.session import Database
+from forkyard.templates.base_image.build import BaseImage
+from forkyard.templates.images import ImageStore
+from forkyard.templates.shipped import ShippedTemplate, ensure_template
+
+log = get_logger(__name__)
+
+Progress = Callable[[str], None]
+
+DRAIN_S = 20.0
+"""How long a clean stop waits for operations in progress."""
+
+
+class Server:
+    """`start`, then `run` until a signal, then `stop`. Made for one event loop."""
+
+    def __init__(self, settings: Settings, instance: Instance, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self._instance = instance
+        self._clock = clock or SystemClock()
+        self._registry = CollectorRegistry()
+        self._readiness = Readiness("database", "driver", "edge", "template")
+        self._stack = AsyncExitStack()
+        self._operations = Operations()
+        self._database = Database(
+            parse_database_url(settings.database_url)
+            if settings.database_url
+            else sqlite_url(settings.data_dir / "forkyard.db")
+        )
+        self._auth = AuthService(self._database, self._clock)
+        self._edge_client = EdgeClient(settings.edge_socket)
+        self._routes = EdgeRoutes(self._edge_client, self._clock)
+        self._edge = EdgeSupervisor(
+            settings,
+            settings.binaries / "edge",
+            self._edge_client,
+            self._routes,
+            self._readiness,
+            self._clock,
+            cgroup=f"forkyard-{instance.id}-edge",
+        )
+        self._images = ImageStore(settings.node_dir / "images")
+        self._driver = GvisorDriver(settings.gvisor(instance.id))
+        self._guests = GuestClient(self._clock)
+        self._core = self._make_core()
+        self._pool = WarmPool(self._core)
+        self._expiry = Expiry(self._core)
+        self._samples = Samples(self._core)
+        self._reconciler = Reconciler(self._core, self._pool)
+        self.sandboxes = Sandboxes(self._core, pool=self._pool, expiry=self._expiry, samples=self._samples)
+        self._loops = Supervisor(self._clock)
+        self._api = ApiServer(
+            make_app(
+                sandboxes=self.sandboxes,
+                auth=self._auth,
+                registry=self._registry,
+                edge=self._edge_client,
+                readiness=self._readiness,
+                public_domain=settings.domain if settings.tls_cert else None,
+            ),
+            settings.api_socket,
+        )
+
+    async def start(self, image: BaseImage, progress: Progress) -> None:
+        """Everything up to the point where clients are served. What was started is stopped again if this raises."""
+        settings = self.settings
+        for directory in (settings.run_dir, settings.log_dir, settings.snapshot_dir, settings.journal_dir):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        progress("database")
+        self._stack.push_async_callback(self._database.close)
+        await migrate(self._database.url)
+        await self._auth.bootstrap(self._save_key)
+        self._readiness.done("database")
+        progress("driver")
+        await self._images.install(settings.images / image.image, image.sha256)
+        await self._guests.open()
+        self._stack.push_async_callback(self._guests.close)
+        await self._driver.open()
+        self._stack.push_async_callback(self._driver.close)
+        self._readiness.done("driver")
+        progress("recovery")
+        await recover(self._core)
+        for row in await self._core.store.of_node(self._core.node_id):
+            if row.state in (State.RUNNING, State.PAUSED):
+                await self._routes.set(route_of(row, RouteState(row.state.value)))
+        progress("edge")
+        await self._edge_client.open()
+        self._stack.push_async_callback(self._edge_client.close)
+        await self._edge.attach()
+        await self._api.start()
+        self._stack.push_async_callback(self._api.stop)
+        progress("template")
+        await self._make_template(image)
+        self._readiness.done("template")
+        self._start_loops()
+
+    async def stop(self) -> int:
+        """Stop cleanly; answers how many sandboxes run on. With none left, edge and driver end too."""
+        await self._api.stop()
+        await self._loops.stop()
+        await self._pool.drain()
+        if not await self._operations.drain(DRAIN_S):
+            log.warning("operations are still in progress; the next start takes them up")
+        await self._auth.usage.flush()
+        running = len(await self._core.store.running(self._core.node_id))
+        if running == 0:
+            await self._edge.shutdown()
+        await self._stack.aclose()
+        return running
+
+    # ------------------------------------------------------------------------------------------------
+
+    def _make_core(self) -> Core:
+        settings = self.settings
+        return Core(
+            node_id=self._instance.id,
+            store=SandboxStore(self._database),
+            driver=self._driver,
+            routes=self._routes,
+            guests=self._guests,
+            files=SnapshotFiles(settings.snapshot_dir),
+            admission=Admission(
+                node_id=self._instance.id,
+                node=_node_limits(settings),
+                team=_team_limits(settings),
+                data_dir=settings.data_dir,
+                min_free_disk=settings.min_free_disk_mb << 20,
+                clock=self._clock,
+            ),
+            journal=Journal(settings.journal_dir, self._clock),
+            telemetry=Telemetry(self._registry),
+            clock=self._clock,
+            changes=Changes(),
+            operations=self._operations,
+            settings=CoreSettings(fork_parallelism=max(2, os.cpu_count() or 2)),
+        )
+
+    async def _make_template(self, image: BaseImage) -> None:
+        settings = self.settings
+        snapshot = await ensure_template(
+            self._core,
+            ShippedTemplate(
+                name=image.name,
+                image_sha256=image.sha256,
+                vcpus=settings.template_cpus,
+                memory_mb=settings.template_memory_mb,
+                disk_mb=settings.template_disk_mb,
+                user=image.user,
+                workdir=image.workdir,
+                env=image.env,
+            ),
+        )
+        self._pool.target(snapshot, settings.warm_pool)
+
+    def _start_loops(self) -> None:
+        events = MachineEvents(self._core, self._pool)
+        self._loops.start("events", events.run)
+        self._loops.start("edge", self._edge.run)
+        self._loops.start("expiry", self._expiry.run)
+        self._loops.start("warm-pool", self._pool.run)
+        self._loops.start("samples", self._samples.run)
+        self._loops.start("reconcile", self._reconciler.run)
+        self._loops.start("key-usage", self._auth.usage.run)
+        self._loops.start("loop-lag", LoopLag(self._registry).run)
+
+    async def _save_key(self, key: str) -> None:
+        await asyncio.to_thread(write_atomically, self.settings.api_key_file, f"{key}\n".encode(), mode=0o600)
+
+
+def _node_limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.max_sandboxes,
+        settings.max_vcpus,
+        settings.max_memory_mb,
+        settings.max_disk_mb,
+        settings.max_creates_per_second,
+    )
+
+
+def _team_limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.team_max_sandboxes,
+        settings.team_max_vcpus,
+        settings.team_max_memory_mb,
+        settings.team_max_disk_mb,
+        settings.team_max_creates_per_second,
+    )
+
+
+def runtime_files(settings: Settings) -> tuple[Path, ...]:
+    """What `make` must have built before a server can start."""
+    return tuple(settings.binaries / name for name in ("keeper", "envd", "edge"))
