@@ -6,25 +6,34 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"runtime"
 
 	"gvisor.dev/gvisor/runsc/cli/maincli"
 
 	"forkyard.dev/forkyard/internal/keeper"
-	"forkyard.dev/forkyard/internal/keeper/runtime"
+	gvisor "forkyard.dev/forkyard/internal/keeper/runtime"
 )
 
-func main() {
-	// Flags come first on runsc's command lines, so its commands cannot be taken for these.
-	if len(os.Args) > 1 {
-		switch os.Args[1] {
-		case "keep":
-			os.Exit(keeper.Keep(os.Args[2:]))
-		case "version":
-			_ = json.NewEncoder(os.Stdout).Encode(map[string]string{
-				"keeper": keeper.Version, "runtime": runtime.Version(),
-			})
-			return
-		}
+func init() {
+	// The first thread stands for the process in /proc/self: in the keeper, where some threads go into other
+	// namespaces, it must not be one of those.
+	if isKeep() {
+		runtime.LockOSThread()
 	}
-	maincli.Main()
+}
+
+func isKeep() bool { return len(os.Args) > 1 && os.Args[1] == "keep" }
+
+func main() {
+	// runsc has no commands of these names.
+	switch {
+	case isKeep():
+		os.Exit(keeper.Keep(os.Args[2:]))
+	case len(os.Args) == 2 && os.Args[1] == "version":
+		_ = json.NewEncoder(os.Stdout).Encode(map[string]string{
+			"keeper": keeper.Version, "runtime": gvisor.Version(),
+		})
+	default:
+		maincli.Main()
+	}
 }

@@ -2,6 +2,7 @@ package containers
 
 import (
 	"context"
+	"time"
 
 	"forkyard.dev/forkyard/internal/keeper/events"
 	"forkyard.dev/forkyard/internal/keeper/fault"
@@ -22,17 +23,21 @@ func (m *Manager) supervise(c *container) {
 	case <-sandbox.Done():
 		m.reportExit(c, "")
 	case <-goferEnded:
-		// The gofer ends with its sandbox. Seen first, that is no news.
-		if c.destroying() || sandbox.Ended() {
+		// A gofer ends when its sandbox does, and may be seen to end first.
+		reason := ""
+		select {
+		case <-sandbox.Done():
+		case <-time.After(goferGrace):
+			reason = "the gofer ended before its sandbox"
+			_ = sandbox.Kill()
 			<-sandbox.Done()
-			m.reportExit(c, "")
-			return
 		}
-		_ = sandbox.Kill()
-		<-sandbox.Done()
-		m.reportExit(c, "the gofer ended before its sandbox")
+		m.reportExit(c, reason)
 	}
 }
+
+// goferGrace is how much later than its gofer a sandbox may end by itself.
+const goferGrace = 300 * time.Millisecond
 
 // reportExit records how the sandbox process ended and tells readers of events, unless somebody asked for that end.
 func (m *Manager) reportExit(c *container, reason string) {
