@@ -65,6 +65,8 @@ _SQLITE_BROKEN = (
 
 def translate(error: BaseException) -> ForkyardError | None:
     """The error of this module that `error`, raised by SQLAlchemy, stands for; None if none does."""
+    if isinstance(error, exc.StatementError) and isinstance(error.orig, ForkyardError):
+        return error.orig  # one of ours, raised while values were prepared
     if isinstance(error, exc.IntegrityError) or not isinstance(error, exc.DBAPIError):
         return None
     if state := str(getattr(error.orig, "sqlstate", None) or ""):

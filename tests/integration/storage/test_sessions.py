@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 from forkyard.auth.models import Team
+from forkyard.storage import session as sessions
 from forkyard.storage.dialect import insert_into, lock_name_txn
 from forkyard.storage.engine import DatabaseUrl, sqlite_url
 from forkyard.storage.errors import DatabaseBusy, DatabaseUnavailable, InvalidValue
@@ -174,6 +177,53 @@ async def test_cancelling_at_any_moment_writes_all_or_nothing(database: Database
             assert present == [f"{passes} a", f"{passes} b"]
     async with asyncio.timeout(5), database.write() as session:
         session.add(team("last"))
+
+
+async def test_a_commit_that_has_begun_is_finished(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+    commit_and_close = sessions._commit_and_close
+
+    def slow_commit(session: Session) -> None:
+        begun.set()
+        await_only(asyncio.sleep(0.05))
+        commit_and_close(session)
+
+    async def write() -> None:
+        async with database.write() as session:
+            session.add(team("committed"))
+
+    monkeypatch.setattr(sessions, "_commit_and_close", slow_commit)
+    task = asyncio.create_task(write())
+    await begun.wait()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert await names(database) == ["committed"]
+
+
+async def test_a_writer_cancelled_while_another_process_writes(sqlite_copy: DatabaseUrl) -> None:
+    first, second = Database(sqlite_copy), Database(sqlite_copy)
+    try:
+        async with first.write() as session:
+            session.add(team("first"))
+            await session.flush()
+            task = asyncio.create_task(second.write().__aenter__())
+            await asyncio.sleep(
+                0.1
+            )  # nothing tells when the thread is inside BEGIN; too early only tests less
+            task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        async with second.write() as session:
+            session.add(team("second"))
+        assert await names(first) == ["first", "second"]
+    finally:
+        await first.close()
+        await second.close()
 
 
 async def test_writing_inside_writing_is_refused_instead_of_hanging(database: Database) -> None:
