@@ -1,0 +1,104 @@
+"""`forkyard serve` and `forkyard down`: the life of a server process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+
+from forkyard.base.errors import ForkyardError
+from forkyard.base.logging import configure_logging
+from forkyard.host.instance import Instance
+from forkyard.node.preflight import check_host, find_image
+from forkyard.node.server import Server
+from forkyard.node.settings import Settings
+
+
+async def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; answers the exit code. Raises ForkyardError with what to do when it cannot start."""
+    configure_logging(_log_format(settings), settings.log_level)
+    check_host(settings)
+    image = find_image(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    started = time.perf_counter()
+    with Instance.open(settings.data_dir) as instance:
+        server = Server(settings, instance)
+        try:
+            await server.start(image, _progress)
+        except BaseException:
+            await server.stop()
+            raise
+        _announce(settings, time.perf_counter() - started)
+        await stop.wait()
+        _say("stopping ...")
+        running = await server.stop()
+    if running:
+        _say(
+            f"{running} sandboxes keep running; `forkyard serve` takes them up again, `forkyard down` ends them"
+        )
+    return 0
+
+
+async def down(settings: Settings) -> int:
+    """End every sandbox that runs, and the edge and keeper with them; answers how many there were.
+
+    Paused sandboxes and snapshots stay. Needs that no server runs on the data directory.
+    """
+    configure_logging(_log_format(settings), "error")
+    with Instance.open(settings.data_dir) as instance:
+        server = Server(settings, instance)
+        return await server.end_all()
+
+
+def _log_format(settings: Settings) -> str:
+    if settings.log_format == "auto":
+        return "pretty" if sys.stderr.isatty() else "json"
+    return settings.log_format
+
+
+def _progress(part: str) -> None:
+    _say(f"  {part} ...")
+
+
+def _announce(settings: Settings, seconds: float) -> None:
+    key_file = settings.api_key_file
+    _say(
+        f"""
+Forkyard is ready after {seconds:.1f} s at {settings.url}   (docs: {settings.url}/docs)
+
+Point an E2B SDK at it:
+  export E2B_API_URL={settings.url}
+  export E2B_SANDBOX_URL={settings.url}
+  export E2B_API_KEY=$(cat {key_file})
+"""
+    )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def run_serve(settings: Settings) -> int:
+    """Bridge from the command line."""
+    return _run(serve(settings))
+
+
+def run_down(settings: Settings) -> int:
+    """Bridge from the command line."""
+    return _run(down(settings))
+
+
+def _run(work) -> int:  # noqa: ANN001
+    import uvloop  # noqa: PLC0415
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work)
+    except ForkyardError as error:
+        sys.stderr.write(f"forkyard: {error.message}\n")
+        return 2

@@ -1,0 +1,129 @@
+"""A server as a process of its own, for tests, benchmarks and the conformance run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+FORKYARD = str(Path(sys.executable).with_name("forkyard"))
+
+
+class ServerProcess:
+    """`forkyard serve` on a data directory and a free port; everything of it is gone at the end."""
+
+    def __init__(
+        self, data_dir: Path, *, env: Mapping[str, str] | None = None, port: int | None = None
+    ) -> None:
+        self.data_dir = data_dir
+        self.port = port or free_port()
+        self._env = {**os.environ, "FORKYARD_LOG_LEVEL": "info", **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def api_key(self) -> str:
+        return (self.data_dir / "api-key").read_text().strip()
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        return self._process.pid
+
+    def sdk_env(self) -> dict[str, str]:
+        """The three variables that point an E2B SDK here."""
+        return {"E2B_API_KEY": self.api_key, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
+
+    def start(self, timeout_s: float = 90.0) -> None:
+        """Start and wait until it is ready. Raises RuntimeError with the log."""
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [FORKYARD, "serve", "--data-dir", str(self.data_dir), "--port", str(self.port)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self._env,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + timeout_s
+        while not self.answers("/ready"):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start:\n{self.log.read_text(errors='replace')[-5000:]}")
+            time.sleep(0.02)
+
+    @property
+    def log(self) -> Path:
+        return self.data_dir / "serve.log"
+
+    def answers(self, path: str) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=2) as response:
+                return bool(response.status < 300)
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """kill -9; edge, keeper and sandboxes go on."""
+        self._signal(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM, and wait; the exit code."""
+        return self._signal(signal.SIGTERM)
+
+    def down(self) -> None:
+        """End whatever is left of it."""
+        subprocess.run(
+            [FORKYARD, "down", "--data-dir", str(self.data_dir), "--quiet"],
+            check=True,
+            env=self._env,
+            capture_output=True,
+            timeout=120,
+        )
+
+    def __enter__(self) -> ServerProcess:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+        self.down()
+        if kind is None:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def _signal(self, number: int) -> int:
+        process = self._process
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
