@@ -119,13 +119,8 @@ async def test_json_none_is_null(session: AsyncSession) -> None:
 async def test_json_that_one_database_would_refuse_is_refused_on_both(
     session: AsyncSession, value: Any
 ) -> None:
-    with pytest.raises((StatementError, InvalidValue)) as caught:
+    with pytest.raises(InvalidValue):
         await session.execute(insert(THINGS), {"data": value})
-    assert InvalidValue in (
-        type(caught.value),
-        type(caught.value.__cause__),
-        type(getattr(caught.value, "orig", None)),
-    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])
