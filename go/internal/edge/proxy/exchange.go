@@ -70,6 +70,8 @@ func (x *exchange) inform(code int) {
 		// Only ending the client's connection makes the transport stop reading them.
 		x.Reset()
 	case x.informational > maxInformational, !x.request.ProtoAtLeast(1, 1):
+	case code == http.StatusContinue:
+		// The server says this by itself when the transport, which waited for it, begins to read the body.
 	default:
 		x.writer.WriteHeader(code)
 	}
