@@ -172,6 +172,10 @@ class Snapshot(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+DEFAULT_TAG = "default"
+"""The tag of a name that is given without one."""
+
+
 class SnapshotName(Base):
     """A name (with tag) that leads to a snapshot or template. `team_id` "" holds the names that every team sees."""
 

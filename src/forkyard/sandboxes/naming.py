@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from forkyard.base.errors import InvalidInput
 from forkyard.sandboxes.core import Core
 from forkyard.sandboxes.errors import SnapshotNotFound, TemplateNotFound
-from forkyard.sandboxes.models import Snapshot
-
-DEFAULT_TAG = "default"
+from forkyard.sandboxes.models import DEFAULT_TAG, Snapshot
 
 _ALIAS = re.compile(r"[a-z0-9_-]{1,128}")
 _TAG = re.compile(r"[a-z0-9_.-]{1,128}")

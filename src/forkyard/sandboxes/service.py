@@ -6,15 +6,16 @@ SandboxNotFound.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from forkyard.base.errors import InvalidInput
 from forkyard.sandboxes import capturing, creating, endings, pausing, resuming
+from forkyard.sandboxes.catalog import Catalog, TemplateEntry
 from forkyard.sandboxes.core import Core, settle, visible
 from forkyard.sandboxes.creating import NewSandbox, check_timeout
 from forkyard.sandboxes.driver import Handle
 from forkyard.sandboxes.egress import egress_policy, policy_of
-from forkyard.sandboxes.errors import NotRunning, SandboxNotFound, SnapshotNotFound
+from forkyard.sandboxes.errors import NotRunning, SandboxNotFound, SnapshotNotFound, TemplateNotFound
 from forkyard.sandboxes.expiry import Expiry
 from forkyard.sandboxes.journal import JournalEntry
 from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotName
@@ -36,6 +37,7 @@ class Sandboxes:
         self._pool = pool
         self._expiry = expiry
         self._samples = samples
+        self._catalog = Catalog(core.store.database)
 
     # -- sandboxes -----------------------------------------------------------------------------------
 
@@ -60,6 +62,10 @@ class Sandboxes:
         page = rows[:limit]
         more = len(rows) > limit
         return page, Cursor(page[-1].started_at, page[-1].id) if more else None
+
+    async def count(self, wanted: SandboxFilter) -> int:
+        """How many there are on all pages of `list`."""
+        return await self._core.store.count(wanted)
 
     async def kill(self, team_id: str, sandbox_id: str, *, reason: str = "killed by its owner") -> None:
         """End it for good; answers once nothing reaches it any more. Raises SandboxNotFound."""
@@ -190,6 +196,11 @@ class Sandboxes:
         await visible(self._core, sandbox_id, team_id)
         return self._samples.of(sandbox_id)
 
+    async def latest_samples(self, team_id: str, sandbox_ids: Collection[str]) -> dict[str, Sample]:
+        """The newest sample of each of these sandboxes that the team has and that was sampled."""
+        mine = await self._core.store.visible_ids(team_id, sandbox_ids)
+        return {i: samples[-1] for i in mine if (samples := self._samples.of(i))}
+
     # -- snapshots and templates ---------------------------------------------------------------------
 
     async def snapshot(
@@ -214,15 +225,14 @@ class Sandboxes:
         after: Cursor | None = None,
         limit: int = MAX_PAGE,
     ) -> tuple[Sequence[tuple[Snapshot, Sequence[SnapshotName]]], Cursor | None]:
-        """One page of a team's snapshots with their names, newest first."""
+        """One page of a team's snapshots with their names, newest first. A name without a tag is for any tag."""
         _check_page(limit)
-        reference = parse_reference(name, "name") if name is not None else None
+        wanted = None
+        if name is not None:
+            reference = parse_reference(name, "name")
+            wanted = (reference.alias, reference.tag if ":" in name else None)
         rows = await self._core.store.list_snapshots(
-            team_id=team_id,
-            sandbox_id=sandbox_id,
-            name=(reference.alias, reference.tag) if reference else None,
-            after=after,
-            limit=limit + 1,
+            team_id=team_id, sandbox_id=sandbox_id, name=wanted, after=after, limit=limit + 1
         )
         page = rows[:limit]
         names = await self._core.store.names_of([row.id for row in page])
@@ -239,6 +249,29 @@ class Sandboxes:
     async def template(self, team_id: str, reference: str) -> Snapshot:
         """What a create of this reference would start from. Raises TemplateNotFound."""
         return (await resolve_template(self._core, team_id, reference))[0]
+
+    async def templates(
+        self, team_id: str, *, after: Cursor | None = None, limit: int = MAX_PAGE
+    ) -> tuple[Sequence[TemplateEntry], Cursor | None]:
+        """One page of the templates that a team sees, newest first."""
+        _check_page(limit)
+        entries = await self._catalog.templates(team_id, after=after, limit=limit + 1)
+        page = entries[:limit]
+        more = len(entries) > limit
+        return page, Cursor(page[-1].created_at, page[-1].template_id) if more else None
+
+    async def template_builds(
+        self, team_id: str, template_id: str, *, after: Cursor | None = None, limit: int = MAX_PAGE
+    ) -> tuple[TemplateEntry, Sequence[Snapshot], Cursor | None]:
+        """A template and one page of its builds, newest first. Raises TemplateNotFound."""
+        _check_page(limit)
+        entry = await self._catalog.template(team_id, template_id)
+        if entry is None:
+            raise TemplateNotFound(template_id)
+        builds = await self._catalog.builds(team_id, template_id, after=after, limit=limit + 1)
+        page = builds[:limit]
+        more = len(builds) > limit
+        return entry, page, Cursor(page[-1].created_at, page[-1].id) if more else None
 
     # ------------------------------------------------------------------------------------------------
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from forkyard.sandboxes.models import (
+    DEFAULT_TAG,
     IdempotencyKey,
     Sandbox,
     SandboxTag,
@@ -69,25 +70,28 @@ class SandboxStore:
         async with self._db.read() as session:
             return await session.get(Sandbox, sandbox_id)
 
+    @property
+    def database(self) -> Database:
+        """For queries of other modules about the same tables."""
+        return self._db
+
+    async def count(self, wanted: SandboxFilter) -> int:
+        """How many `list` would give in all."""
+        query = select(func.count()).select_from(Sandbox).where(*_conditions(wanted))
+        async with self._db.read() as session:
+            return (await session.execute(query)).scalar_one()
+
+    async def visible_ids(self, team_id: str, sandbox_ids: Collection[str]) -> Sequence[str]:
+        """Those of the ids that the team has and sees."""
+        query = select(Sandbox.id).where(
+            Sandbox.id.in_(list(sandbox_ids)), Sandbox.team_id == team_id, Sandbox.state.in_(list(VISIBLE))
+        )
+        async with self._db.read() as session:
+            return (await session.scalars(query)).all()
+
     async def list(self, wanted: SandboxFilter, *, after: Cursor | None, limit: int) -> Sequence[Sandbox]:
         """One page by (started_at, id), newest first unless `ascending`."""
-        query = select(Sandbox).where(
-            Sandbox.team_id == wanted.team_id, Sandbox.state.in_(list(wanted.states))
-        )
-        if wanted.template is not None:
-            query = query.where(
-                or_(Sandbox.template_id == wanted.template, Sandbox.template_name == wanted.template)
-            )
-        if wanted.started_after is not None:
-            query = query.where(Sandbox.started_at >= wanted.started_after)
-        for key, value in (wanted.metadata or {}).items():
-            query = query.where(
-                exists().where(
-                    and_(
-                        SandboxTag.sandbox_id == Sandbox.id, SandboxTag.key == key, SandboxTag.value == value
-                    )
-                )
-            )
+        query = select(Sandbox).where(*_conditions(wanted))
         if wanted.ascending:
             if after is not None:
                 query = query.where(
@@ -420,11 +424,11 @@ class SandboxStore:
         *,
         team_id: str,
         sandbox_id: str | None = None,
-        name: tuple[str, str] | None = None,
+        name: tuple[str, str | None] | None = None,
         after: Cursor | None = None,
         limit: int,
     ) -> Sequence[Snapshot]:
-        """A team's snapshots (kind `snapshot`), newest first."""
+        """A team's snapshots (kind `snapshot`), newest first; `name` is a name or id, and a tag or None for any."""
         query = select(Snapshot).where(
             Snapshot.team_id == team_id,
             Snapshot.kind == SnapshotKind.SNAPSHOT,
@@ -433,9 +437,15 @@ class SandboxStore:
         if sandbox_id is not None:
             query = query.where(Snapshot.sandbox_id == sandbox_id)
         if name is not None:
-            query = query.join(SnapshotName, SnapshotName.snapshot_id == Snapshot.id).where(
-                SnapshotName.team_id == team_id, SnapshotName.name == name[0], SnapshotName.tag == name[1]
+            alias, tag = name
+            named = exists().where(
+                SnapshotName.snapshot_id == Snapshot.id,
+                SnapshotName.team_id == team_id,
+                SnapshotName.name == alias,
+                *([] if tag is None else [SnapshotName.tag == tag]),
             )
+            by_id = tag is None or tag == DEFAULT_TAG
+            query = query.where(or_(named, Snapshot.id == alias) if by_id else named)
         if after is not None:
             query = query.where(
                 or_(
@@ -481,6 +491,21 @@ class LimitCheck:
 
     async def check_txn(self, store: SandboxStore, session: AsyncSession) -> None:
         raise NotImplementedError
+
+
+def _conditions(wanted: SandboxFilter) -> list[ColumnElement[bool]]:
+    conditions = [Sandbox.team_id == wanted.team_id, Sandbox.state.in_(list(wanted.states))]
+    if wanted.template is not None:
+        conditions.append(
+            or_(Sandbox.template_id == wanted.template, Sandbox.template_name == wanted.template)
+        )
+    if wanted.started_after is not None:
+        conditions.append(Sandbox.started_at >= wanted.started_after)
+    conditions.extend(
+        exists().where(SandboxTag.sandbox_id == Sandbox.id, SandboxTag.key == key, SandboxTag.value == value)
+        for key, value in (wanted.metadata or {}).items()
+    )
+    return conditions
 
 
 def _rowcount(result: Any) -> int:
