@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -78,67 +79,87 @@ async def run_command(
     Raises CommandTimeout, and CommandFailed when the program cannot be started.
     """
     args = tuple(str(arg) for arg in argv)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *args,
-            stdin=DEVNULL if stdin is None else PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            env=env,
-            cwd=cwd,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise CommandFailed(f"cannot run {args[0]}: {error.strerror or error}") from error
-    out, err = _Output(max_output), _Output(max_output)
-    streams = asyncio.gather(out.read(process.stdout), err.read(process.stderr), _feed(process, stdin))
-    try:
-        async with asyncio.timeout(timeout):
-            returncode = await process.wait()
-            await asyncio.wait([streams], timeout=_STRAGGLERS)
-    except TimeoutError:
-        raise CommandTimeout(f"{args[0]} took longer than {timeout:g} s") from None
-    finally:
-        await _end(process, streams)
+    async with AsyncExitStack() as stack:
+        out = await _Output.open(stack, max_output)
+        err = await _Output.open(stack, max_output)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *args,
+                stdin=DEVNULL if stdin is None else _file_with(stack, stdin),
+                stdout=out.write_end,
+                stderr=err.write_end,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CommandFailed(f"cannot run {args[0]}: {error.strerror or error}") from error
+        streams = asyncio.gather(out.read(), err.read())
+        try:
+            async with asyncio.timeout(timeout):
+                returncode = await process.wait()
+                await asyncio.wait([streams], timeout=_STRAGGLERS)
+        except TimeoutError:
+            raise CommandTimeout(f"{args[0]} took longer than {timeout:g} s") from None
+        finally:
+            await _end(process, streams)
     return CommandResult(args, returncode, bytes(out.kept), bytes(err.kept), out.cut or err.cut)
 
 
 class _Output:
-    """What is kept of one output stream."""
+    """A pipe for one output stream, and what is kept of it.
 
-    def __init__(self, limit: int) -> None:
+    Not asyncio's own pipes: with those, waiting for a program's end waits for the end of its output as well, which a
+    descendant of it can keep open.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, write_end: FileIO, limit: int) -> None:
+        self.write_end = write_end
         self.kept = bytearray()
         self.cut = False
+        self._reader = reader
         self._limit = limit
 
-    async def read(self, stream: asyncio.StreamReader | None) -> None:
-        while stream is not None and (chunk := await stream.read(_CHUNK)):
+    @classmethod
+    async def open(cls, stack: AsyncExitStack, limit: int) -> "_Output":
+        read_end, write_end = (
+            stack.enter_context(FileIO(end, mode)) for end, mode in zip(os.pipe(), "rw", strict=True)
+        )
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), read_end
+        )
+        stack.callback(transport.close)
+        return cls(reader, write_end, limit)
+
+    async def read(self) -> None:
+        """Read to the end, that is until all who have the write end have closed it."""
+        self.write_end.close()
+        while chunk := await self._reader.read(_CHUNK):
             room = self._limit - len(self.kept)
             self.kept += chunk[:room]
             self.cut = self.cut or len(chunk) > room
 
 
-async def _feed(process: Process, data: bytes | None) -> None:
-    if data is None or process.stdin is None:
-        return
-    # A program may end without reading all of its input.
-    with suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(data)
-        await process.stdin.drain()
-    process.stdin.close()
+def _file_with(stack: AsyncExitStack, data: bytes) -> int:
+    """A file in memory: unlike a pipe it needs nobody to feed it."""
+    descriptor = os.memfd_create("stdin")
+    stack.callback(os.close, descriptor)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 async def _end(process: Process, streams: asyncio.Future[Any]) -> None:
-    """Kill what is left of the process group, reap the program and close its streams."""
+    """Kill what is left of the process group and reap the program."""
     if process.returncode is None or not streams.done():
         # The group's number cannot belong to others as long as one of its members lives.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await asyncio.shield(process.wait())
         await asyncio.wait([streams], timeout=_STRAGGLERS)
-    if not streams.done():
-        # A daemon that left the group still holds our pipes.
-        streams.cancel()
-        process._transport.close()  # pyright: ignore
+    # A daemon that left the group may still hold the output open.
+    streams.cancel()
     with suppress(asyncio.CancelledError):
         await streams
