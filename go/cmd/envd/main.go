@@ -23,6 +23,7 @@ import (
 
 	"forkyard.dev/forkyard/internal/envd/guest"
 	"forkyard.dev/forkyard/internal/envd/memory"
+	"forkyard.dev/forkyard/internal/envd/platform"
 	"forkyard.dev/forkyard/internal/envd/process"
 	"forkyard.dev/forkyard/internal/envd/server"
 )
@@ -112,6 +113,7 @@ func run(o options) error {
 		level = slog.LevelDebug
 	}
 	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})))
+	runtime.MemProfileRate = 0
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryTarget)
 	runtime.GOMAXPROCS(min(runtime.NumCPU(), maxProcessors))
@@ -134,6 +136,7 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
+	debug.FreeOSMemory() // what starting needed is not needed again
 	slog.Info("envd listens", "version", version, "port", listener.Addr().(*net.TCPAddr).Port, "pid", os.Getpid())
 	for {
 		err := envd.Serve(listener)
@@ -190,7 +193,7 @@ func prepareState(dir string) error {
 }
 
 func startKiller(mode string, isInit bool) *memory.Killer {
-	if mode == "off" || mode == "auto" && !(isInit && memory.Needed()) {
+	if mode == "off" || mode == "auto" && !(isInit && platform.GVisor()) {
 		return nil
 	}
 	killer := memory.NewKiller()

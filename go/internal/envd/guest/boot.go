@@ -7,9 +7,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"forkyard.dev/forkyard/internal/envd/procfs"
 )
 
 // mount is a filesystem that a usable system has.
@@ -20,12 +23,19 @@ type mount struct {
 	probe                string // exists when there is no need for it; empty: see mounted
 }
 
+// shmSize stands for half of the memory, which is known only when /proc is there.
+const (
+	shmSize     = "HALF"
+	fallbackShm = 64 << 20
+)
+
 var mounts = []mount{
 	{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, "", "/proc/self/stat"},
 	{"sysfs", "/sys", "sysfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, "", "/sys/kernel"},
 	{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755", "/dev/null"},
 	{"devpts", "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,ptmxmode=0666,gid=5", "/dev/pts/ptmx"},
-	{"tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777", ""},
+	// The size is stated since programs ask for it; without one gVisor shows the memory of the host.
+	{"tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777,size=" + shmSize, ""},
 }
 
 var links = [][2]string{
@@ -58,6 +68,9 @@ func Boot() {
 			complain("setting the mode of "+dir, os.Chmod(dir, 0o777|os.ModeSticky))
 		}
 	}
+	if name, err := os.Hostname(); err == nil && validHostname.MatchString(name) {
+		complain("writing /etc/hosts", writeFile("/etc/hosts", hostsWith("/etc/hosts", name), 0o644))
+	}
 	if data, err := os.ReadFile("/etc/resolv.conf"); err != nil || len(strings.TrimSpace(string(data))) == 0 {
 		complain("writing /etc/resolv.conf", writeFile("/etc/resolv.conf", defaultNameservers, 0o644))
 	}
@@ -84,7 +97,21 @@ func (m mount) mount() error {
 	if err := os.MkdirAll(m.target, 0o755); err != nil {
 		return err
 	}
-	return unix.Mount(m.source, m.target, m.kind, m.flags, m.data)
+	return unix.Mount(m.source, m.target, m.kind, m.flags, strings.ReplaceAll(m.data, shmSize, strconv.FormatInt(halfOfMemory(), 10)))
+}
+
+// halfOfMemory is in bytes; it is what Linux gives a tmpfs by default.
+func halfOfMemory() int64 {
+	reader, err := procfs.NewMemoryReader()
+	if err != nil {
+		return fallbackShm
+	}
+	defer func() { _ = reader.Close() }()
+	memory, err := reader.Read()
+	if err != nil || memory.Total == 0 {
+		return fallbackShm
+	}
+	return memory.Total / 2
 }
 
 func complain(what string, err error) {

@@ -5,11 +5,8 @@ package memory
 import (
 	"log/slog"
 	"os"
-	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"forkyard.dev/forkyard/internal/envd/procfs"
 )
@@ -24,6 +21,10 @@ const (
 	reservePercent = 3
 	reserveBytes   = 16 << 20
 	alertTime      = 2 * time.Second
+	// A process with less than this share of the memory is killed only when the shortage has lasted: what
+	// is short may be the memory of a large one that is just ending.
+	smallShare    = 8
+	smallPatience = 60 * time.Millisecond
 	// deathWait bounds how long the memory of a killed process is waited for before the next one is killed.
 	deathWait = 500 * time.Millisecond
 )
@@ -31,6 +32,7 @@ const (
 // Killer watches the memory of the sandbox.
 type Killer struct {
 	alerts chan struct{}
+	since  time.Time // start of the present shortage; zero: there is none
 }
 
 // NewKiller makes a killer that does nothing until Run.
@@ -62,9 +64,7 @@ func (k *Killer) Run() {
 		pause := slowest
 		if memory, err := reader.Read(); err == nil {
 			headroom := memory.Available - reserve(memory.Total)
-			if headroom < 0 {
-				k.killLargest(reader)
-			}
+			k.look(reader, headroom < 0)
 			pause = interval(headroom)
 		}
 		if time.Now().Before(alerted) {
@@ -81,12 +81,29 @@ func interval(headroom int64) time.Duration {
 	return min(max(time.Duration(headroom*int64(time.Second)/fillRate), fastest), slowest)
 }
 
-// killLargest kills the process with the most memory, and waits until that is free or the process gone.
-func (k *Killer) killLargest(reader *procfs.MemoryReader) {
-	victim, found := largest(procfs.Processes(), os.Getpid())
-	if !found {
+// look acts on what was read: in a shortage it kills the process with the most memory.
+func (k *Killer) look(reader *procfs.MemoryReader, short bool) {
+	if !short {
+		k.since = time.Time{}
 		return
 	}
+	if k.since.IsZero() {
+		k.since = time.Now()
+	}
+	victim, found := largest(procfs.Processes(), os.Getpid())
+	memory, err := reader.Read() // again: listing the processes has taken a while
+	if !found || err != nil || memory.Available > reserve(memory.Total) {
+		return
+	}
+	if victim.RSSBytes < memory.Total/smallShare && time.Since(k.since) < smallPatience {
+		return
+	}
+	k.kill(victim, reader)
+	k.since = time.Time{}
+}
+
+// kill kills a process, and waits until memory is free or the process gone.
+func (k *Killer) kill(victim procfs.Process, reader *procfs.MemoryReader) {
 	if err := syscall.Kill(victim.PID, syscall.SIGKILL); err != nil {
 		return
 	}
@@ -112,13 +129,3 @@ func largest(processes []procfs.Process, own int) (procfs.Process, bool) {
 	}
 	return victim, victim.PID != 0
 }
-
-// Needed says whether this kernel has no killer of its own.
-func Needed() bool {
-	buffer := make([]byte, 4096)
-	n, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, buffer)
-	return err == nil && isGVisor(string(buffer[:n]))
-}
-
-// isGVisor knows gVisor by the first line of its kernel log.
-func isGVisor(kernelLog string) bool { return strings.Contains(kernelLog, "Starting gVisor") }

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkyard.dev/forkyard/internal/envd/connect"
+	"forkyard.dev/forkyard/internal/envd/platform"
+	"forkyard.dev/forkyard/internal/envd/procfs"
 )
 
 const (
@@ -255,7 +257,20 @@ func (p *Process) Resize(size Size) error {
 	if err := raw.Control(func(fd uintptr) { sizeErr = setSize(int(fd), size) }); err != nil || sizeErr != nil {
 		return notRunning(p.PID)
 	}
+	if platform.GVisor() {
+		p.signalSession(syscall.SIGWINCH)
+	}
 	return nil
+}
+
+// signalSession tells a resize where the kernel does not. gVisor does not say either which process group is
+// in the foreground, so all in the session of the terminal get it; who does not care ignores it.
+func (p *Process) signalSession(signal syscall.Signal) {
+	for _, process := range procfs.Processes() {
+		if process.SID == p.PID {
+			_ = syscall.Kill(process.PID, signal)
+		}
+	}
 }
 
 func notRunning(pid int) error {
