@@ -37,6 +37,10 @@ func Open(path string) (*Sink, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newSink(path, out), nil
+}
+
+func newSink(path string, out io.WriteCloser) *Sink {
 	s := &Sink{
 		path:   path,
 		queue:  make(chan []byte, queueLength),
@@ -45,7 +49,7 @@ func Open(path string) (*Sink, error) {
 		done:   make(chan struct{}),
 	}
 	go s.run(out)
-	return s, nil
+	return s
 }
 
 // Logger returns a structured logger on the sink.

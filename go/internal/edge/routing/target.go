@@ -49,7 +49,7 @@ func New(domains []string) (*Router, error) {
 	r := &Router{domains: make(map[string]struct{}, len(domains))}
 	for _, name := range domains {
 		host := hostname(name)
-		if host == "" || strings.ContainsAny(host, "/*@ \t:") || strings.HasPrefix(host, ".") {
+		if host == "" || strings.ContainsAny(name, "/*@ \t[]") || strings.Contains(host, ":") || strings.HasPrefix(host, ".") {
 			return nil, fmt.Errorf("%q is not a domain name", name)
 		}
 		r.domains[host] = struct{}{}
@@ -109,9 +109,12 @@ const (
 )
 
 func (r *Router) fromHost(hostport string) (Target, hostPlace, string) {
-	host := hostname(hostport)
 	// HTTP/1.0 clients may send no Host at all; no browser can be made to do so.
-	if host == "" || host == "localhost" || isAddress(host) {
+	if hostport == "" {
+		return Target{}, apiHost, ""
+	}
+	host := hostname(hostport)
+	if host == "localhost" || isAddress(host) {
 		return Target{}, apiHost, ""
 	}
 	if _, ok := r.domains[host]; ok {
@@ -223,7 +226,7 @@ func hostname(hostport string) string {
 }
 
 func isAddress(host string) bool {
-	if c := host[0]; (c < '0' || c > '9') && !strings.Contains(host, ":") {
+	if !strings.Contains(host, ":") && (host == "" || host[0] < '0' || host[0] > '9') {
 		return false
 	}
 	_, err := netip.ParseAddr(host)
