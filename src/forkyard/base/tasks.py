@@ -127,11 +127,14 @@ class Operations:
         return not self._tasks
 
     async def cancel(self) -> None:
-        """Cancel what is still running and wait for it to end."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancel what is still running, and what that starts while it ends, and wait for all of it."""
+        while self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # Their callbacks take them out of the set.
+            await asyncio.sleep(0)
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from forkyard.base.logging import get_logger
 from forkyard.sandboxes.core import Core, machine_name
-from forkyard.sandboxes.endings import machine_died, purge_snapshots, remove_machine
+from forkyard.sandboxes.endings import machine_died, purge_snapshots, remove_leftovers, remove_machine
+from forkyard.sandboxes.recovery import resolve_orphans
 from forkyard.sandboxes.state import State
 from forkyard.sandboxes.warm import WARM_PREFIX, WarmPool
 
@@ -38,7 +39,9 @@ class Reconciler:
         orphans = {
             name
             for name in handles
-            if name not in owned and not self._pool.holds(name) and not name.startswith(("template-", WARM_PREFIX))
+            if name not in owned
+            and not self._pool.holds(name)
+            and not name.startswith(("template-", WARM_PREFIX))
         }
         for name in orphans & self._suspects:
             log.warning("removing a machine that nobody owns", machine=name)
@@ -48,6 +51,8 @@ class Reconciler:
         for row in rows:
             if row.state is State.RUNNING and row.handle is not None and row.handle["name"] not in handles:
                 await machine_died(core, row.handle["name"], "it is not there any more")
+        await resolve_orphans(core)
+        await remove_leftovers(core)
         await purge_snapshots(core)
         await self.refresh_gauges()
 

@@ -33,11 +33,9 @@ from forkyard.sandboxes.core import Core, CoreSettings
 from forkyard.sandboxes.expiry import Expiry
 from forkyard.sandboxes.journal import Journal
 from forkyard.sandboxes.recovery import recover
-from forkyard.sandboxes.routing import RouteState, route_of
 from forkyard.sandboxes.samples import Samples
 from forkyard.sandboxes.service import Sandboxes
 from forkyard.sandboxes.snapshots import SnapshotFiles
-from forkyard.sandboxes.state import State
 from forkyard.sandboxes.store import SandboxStore
 from forkyard.sandboxes.telemetry import Telemetry
 from forkyard.sandboxes.warm import WarmPool
@@ -92,7 +90,7 @@ class Server:
         self._expiry = Expiry(self._core)
         self._samples = Samples(self._core)
         self._reconciler = Reconciler(self._core, self._pool)
-        self.sandboxes = Sandboxes(self._core, pool=self._pool, expiry=self._expiry, samples=self._samples)
+        self.sandboxes = Sandboxes(self._core, pool=self._pool, samples=self._samples)
         self._loops = Supervisor(self._clock)
         self._api = ApiServer(
             make_app(
@@ -124,14 +122,9 @@ class Server:
         self._stack.push_async_callback(self._driver.close)
         self._readiness.done("driver")
         progress("recovery")
-        await recover(self._core)
-        for row in await self._core.store.of_node(self._core.node_id):
-            if row.state in (State.RUNNING, State.PAUSED):
-                await self._routes.set(route_of(row, RouteState(row.state.value)))
-        progress("edge")
         await self._edge_client.open()
         self._stack.push_async_callback(self._edge_client.close)
-        await self._edge.attach()
+        await recover(self._core, self._edge.attach)
         await self._api.start()
         self._stack.push_async_callback(self._api.stop)
         progress("template")

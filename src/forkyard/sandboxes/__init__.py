@@ -1,1 +1,1 @@
-"""The sandbox core: state machine, lifecycle, expiry, snapshots, fork and recovery. Start reading at `state.py`, then `core.py`."""
+"""The sandbox core: state machine, lifecycle, expiry, snapshots, fork, recovery. Read `state.py`, then `core.py`."""

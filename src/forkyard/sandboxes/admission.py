@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from forkyard.base.clock import Clock
 from forkyard.host.disk import free_bytes
 from forkyard.sandboxes.errors import DiskFull, SandboxLimit
-from forkyard.sandboxes.store import LimitCheck, SandboxStore, Usage
+from forkyard.sandboxes.store import NOTHING, LimitCheck, SandboxStore, Usage
 from forkyard.storage.dialect import lock_name_txn
 
 
@@ -29,7 +29,7 @@ class Limits:
     creates_per_second: float = 0.0
 
     def exceeded_by(self, usage: Usage, more: Usage) -> str | None:
-        """What would be exceeded, in words, or None."""
+        """What is exceeded by both together, in words, or None."""
         checks = (
             ("running sandboxes", usage.sandboxes + more.sandboxes, self.sandboxes, ""),
             ("vCPUs", usage.vcpus + more.vcpus, self.vcpus, ""),
@@ -89,7 +89,7 @@ class Admission:
         self._buckets: dict[str, TokenBucket] = {}
 
     def check_disk(self, needed: int = 0) -> None:
-        """Raise DiskFull when less than the watermark (plus `needed` bytes) is free. Called before anything is stopped."""
+        """Raise DiskFull when less than the watermark (plus `needed` bytes) is free. Before anything is stopped."""
         free = free_bytes(self._data_dir)
         if free < self._min_free_disk + needed:
             raise DiskFull(
@@ -112,8 +112,8 @@ class Admission:
                     retry_after=wait,
                 )
 
-    def room_for(self, team_id: str, more: Usage) -> LimitCheck:
-        """The check to hand to the store with the write that takes the room."""
+    def room_for(self, team_id: str, more: Usage = NOTHING) -> LimitCheck:
+        """The check to hand to the store with the write that takes the room; `more` is what is not written yet."""
         return _Room(self._node_id, self._node, team_id, self._team, more)
 
 
@@ -126,7 +126,7 @@ class _Room(LimitCheck):
         self._more = more
 
     async def check_txn(self, store: SandboxStore, session: AsyncSession) -> None:
-        """Raise SandboxLimit when there is no room."""
+        """Raise SandboxLimit when more is taken than the limits allow."""
         if self._node != Limits():
             await lock_name_txn(session, f"admission-node-{self._node_id}")
             usage = await store.usage_txn(session, node_id=self._node_id)

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from forkyard.base.crashpoints import crash_point, crash_points
 from forkyard.base.errors import ForkyardError, InvalidInput
+from forkyard.base.logging import get_logger
 from forkyard.guest.errors import GuestError
-from forkyard.sandboxes.core import Claim, Core, Settled, claim, visible
+from forkyard.sandboxes.core import Claim, Core, Settled, claim, insist, still_owns, visible
 from forkyard.sandboxes.creating import NewSandbox, check_timeout, new_row, usage_of
 from forkyard.sandboxes.driver import Handle, MachineLost
-from forkyard.sandboxes.endings import end_lost, purge_snapshots
-from forkyard.sandboxes.errors import NotRunning, TransitionFailed
-from forkyard.sandboxes.models import Durability, Sandbox, Snapshot, SnapshotKind
+from forkyard.sandboxes.durability import make_host_safe
+from forkyard.sandboxes.endings import end_lost, network_back, purge_snapshots, remove_behind
+from forkyard.sandboxes.errors import NotRunning, SandboxNotFound, TransitionFailed
+from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotKind
 from forkyard.sandboxes.naming import Reference
 from forkyard.sandboxes.pausing import new_snapshot
 from forkyard.sandboxes.snapshots import Manifest
@@ -27,7 +27,7 @@ crash_points(
     "capture.claimed", "capture.checkpointed", "capture.sealed", "capture.committed", "fork.captured"
 )
 
-log = structlog.stdlib.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,19 @@ async def snapshot(
         core, sandbox_id, team_id=team_id, kind=SnapshotKind.SNAPSHOT, keep_memory=keep_memory
     )
     if name is not None:
-        await core.store.set_name(
-            team_id=team_id,
-            name=name.alias,
-            tag=name.tag,
-            snapshot_id=captured.id,
-            now=core.clock.now(),
-        )
-    core.operations.start_logged(_make_host_safe(core, captured), f"host-safe-{captured.id}")
+        try:
+            await core.store.set_name(
+                team_id=team_id,
+                name=name.alias,
+                tag=name.tag,
+                snapshot_id=captured.id,
+                now=core.clock.now(),
+            )
+        except BaseException:
+            core.operations.start_logged(_drop(core, captured.id), f"drop-{captured.id}")
+            raise
+    manifest = Manifest.from_json(captured.manifest or {})
+    core.operations.start_logged(make_host_safe(core, captured.id, manifest), f"host-safe-{captured.id}")
     return captured
 
 
@@ -65,23 +70,29 @@ async def fork(
 ) -> Sequence[ForkResult]:
     """`count` children from one capture: the source stops once, the children restore concurrently.
 
-    Each child fails or succeeds by itself. Raises as `snapshot` does, and SandboxLimit before anything is stopped.
+    Each child fails or succeeds by itself. Raises as `snapshot` does, and SandboxLimit: before anything is stopped,
+    unless others take the room during the capture.
     """
     if not 1 <= count <= core.settings.max_fork:
         raise InvalidInput(f"count must be between 1 and {core.settings.max_fork}", "count")
     source = await visible(core, sandbox_id, team_id)
     timeout = timeout_s if timeout_s is not None else source.timeout_s
     check_timeout(core, timeout)
+    await core.store.check(core.admission.room_for(team_id, usage_of(source, count)))
     core.admission.check_rate(team_id, count)
     with core.telemetry.stage("fork", "total"):
         captured = await capture(core, sandbox_id, team_id=team_id, kind=SnapshotKind.FORK)
         crash_point("fork.captured")
         try:
+            # Network rules that were set until now hold for the children too.
+            source = await core.store.get(sandbox_id)
+            if source is None:
+                raise SandboxNotFound(sandbox_id)
             children = [_child(core, source, captured, timeout) for _ in range(count)]
             tokens = [child.transition or "" for child in children]
-            await core.store.insert(
-                children, limits=core.admission.room_for(team_id, usage_of(source, count))
-            )
+            for token in tokens:
+                core.owners.take(token)
+            await core.store.insert(children, limits=core.admission.room_for(team_id))
             bound = asyncio.Semaphore(core.settings.fork_parallelism)
             return await asyncio.gather(
                 *(
@@ -90,22 +101,25 @@ async def fork(
                 )
             )
         finally:
-            await core.store.mark_deleting([captured.id])
-            core.operations.start_logged(purge_snapshots(core), "purge-snapshots")
+            core.operations.start_logged(_drop(core, captured.id), f"drop-{captured.id}")
 
 
 async def capture(
     core: Core, sandbox_id: str, *, team_id: str, kind: str, keep_memory: bool = True
 ) -> Snapshot:
     """Checkpoint a running machine, leaving it running."""
-    core.admission.check_disk()
+
+    def admit(row: Sandbox) -> Snapshot:
+        core.admission.check_disk()
+        return new_snapshot(core, row, kind, keeps_memory=keep_memory)
+
     claimed = await claim(
         core,
         sandbox_id,
         team_id=team_id,
         allowed={State.RUNNING},
         to=State.SNAPSHOTTING,
-        snapshot=lambda row: new_snapshot(core, row, kind, keeps_memory=keep_memory),
+        snapshot=admit,
     )
     if isinstance(claimed, Settled):
         raise NotRunning(f'Sandbox "{sandbox_id}" is paused; connect to it first')
@@ -114,7 +128,7 @@ async def capture(
 
 
 async def _capture(core: Core, claimed: Claim) -> Snapshot:
-    sandbox, token = claimed.sandbox, claimed.token
+    sandbox = claimed.sandbox
     snapshot_id = sandbox.transition_snapshot_id
     if sandbox.handle is None or snapshot_id is None:
         raise AssertionError(f"sandbox {sandbox.id} is snapshotting without a machine or a snapshot")
@@ -127,23 +141,26 @@ async def _capture(core: Core, claimed: Claim) -> Snapshot:
         crash_point("capture.checkpointed")
         manifest = await core.files.seal(snapshot_id, core.driver.name, result)
         crash_point("capture.sealed")
-        await core.store.finish(
+        running = await core.store.finish(
             sandbox.id,
-            token=token,
+            token=claimed.token,
             to=State.RUNNING,
             snapshot_ready={"manifest": manifest.to_json(), "size_bytes": manifest.size_bytes},
         )
+        if running is None:
+            raise TransitionFailed("the sandbox was taken over by another operation")
     except BaseException as error:
-        await _release(core, claimed, handle, snapshot_id, error)
-        if isinstance(error, ForkyardError) and not isinstance(error, MachineLost):
-            raise
-        raise TransitionFailed(f"the sandbox could not be captured: {error}") from error
+        if not await _release(core, claimed, handle, snapshot_id, error):
+            if isinstance(error, ForkyardError) and not isinstance(error, MachineLost):
+                raise
+            raise TransitionFailed(f"the sandbox could not be captured and runs on: {error}") from error
     crash_point("capture.committed")
     core.changes.notify(sandbox.id)
-    core.journal.write(sandbox.id, "captured", bytes=manifest.size_bytes)
+    core.deadlines.moved(sandbox.end_at)
     captured = await core.store.snapshot(snapshot_id)
     if captured is None:
         raise AssertionError(f"snapshot {snapshot_id} vanished")
+    core.journal.write(sandbox.id, "captured", bytes=captured.size_bytes)
     return captured
 
 
@@ -156,16 +173,30 @@ async def _quiesce(core: Core, handle: Handle) -> None:
 
 async def _release(
     core: Core, claimed: Claim, handle: Handle, snapshot_id: str, error: BaseException
-) -> None:
+) -> bool:
+    """Return to `running`. True if the capture was committed after all; raises TransitionFailed if the machine died
+    meanwhile, after which the sandbox is gone.
+    """
     sandbox, token = claimed.sandbox, claimed.token
     log.warning("capture failed", sandbox_id=sandbox.id, error=repr(error))
-    await core.files.remove(snapshot_id)
-    status = await core.driver.inspect(handle)
-    if not status.running:
-        await end_lost(core, sandbox, token, f"died during a capture: {status.reason}")
-        return
-    await core.store.finish(sandbox.id, token=token, to=State.RUNNING)
+    if not await still_owns(core, claimed):
+        captured = await core.store.snapshot(snapshot_id)
+        return captured is not None and captured.manifest is not None
+    death = await network_back(core, handle)
+    if death is not None:
+        await end_lost(core, sandbox, token, f"died during a capture: {death}")
+        raise TransitionFailed(f"the sandbox died during its capture: {death}") from error
+    await insist(core, lambda: core.store.finish(sandbox.id, token=token, to=State.RUNNING))
     core.changes.notify(sandbox.id)
+    core.deadlines.moved(sandbox.end_at)
+    remove_behind(core)
+    return False
+
+
+async def _drop(core: Core, snapshot_id: str) -> None:
+    """Give a capture up that nothing was or will be made from any more."""
+    await insist(core, lambda: core.store.mark_deleting([snapshot_id]))
+    await purge_snapshots(core)
 
 
 def _child(core: Core, source: Sandbox, captured: Snapshot, timeout_s: int) -> Sandbox:
@@ -195,20 +226,9 @@ async def _start_child(
 ) -> ForkResult:
     async with bound:
         try:
-            return ForkResult(sandbox=await start_new(core, None, child, token, captured, operation="fork"))
+            return ForkResult(sandbox=await start_new(core, child, token, captured, operation="fork"))
         except ForkyardError as error:
             return ForkResult(error=error)
         except Exception as error:
             log.exception("fork child failed", sandbox_id=child.id)
             return ForkResult(error=TransitionFailed(f"the child could not be started: {error}"))
-
-
-async def _make_host_safe(core: Core, captured: Snapshot) -> None:
-    try:
-        sealed = await core.files.make_host_safe(captured.id, Manifest.from_json(captured.manifest or {}))
-    except OSError as error:
-        log.warning("snapshot is not host-safe", snapshot_id=captured.id, error=repr(error))
-        return
-    await core.store.update_snapshot(
-        captured.id, {"durability": Durability.HOST, "manifest": sealed.to_json()}
-    )

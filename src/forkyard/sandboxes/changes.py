@@ -7,8 +7,9 @@ process, or one whose notice got lost, looks again by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from datetime import datetime
 
 LOOK_AGAIN_S = 0.25
 
@@ -22,7 +23,7 @@ class Changes:
             event.set()
 
     @contextmanager
-    def watch(self, sandbox_id: str) -> Iterator[Watch]:
+    def watch(self, sandbox_id: str) -> Generator[Watch]:
         """Enter before reading the state, so that no change between the read and the wait is missed."""
         event = asyncio.Event()
         waiters = self._waiters.setdefault(sandbox_id, set())
@@ -35,14 +36,42 @@ class Changes:
                 self._waiters.pop(sandbox_id, None)
 
 
+class Deadlines:
+    """Wakes the expiry loop when a deadline may be earlier than the one it waits for.
+
+    Whatever makes a sandbox `running`, or moves its deadline, says so here; a deadline that passed during another
+    transition is noticed that way too.
+    """
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._waiting_until: datetime | None = None
+
+    def moved(self, end_at: datetime) -> None:
+        if self._waiting_until is None or end_at < self._waiting_until:
+            self._changed.set()
+
+    def look_again(self) -> None:
+        """Wake the loop whatever it waits for."""
+        self._changed.set()
+
+    def begin(self) -> None:
+        """The loop looks at all deadlines now; what changes from here on wakes it."""
+        self._changed.clear()
+        self._waiting_until = None
+
+    async def changed(self, until: datetime) -> None:
+        """Wait for an earlier deadline than `until`; returns at once if there was a change since `begin`."""
+        self._waiting_until = until
+        await self._changed.wait()
+
+
 class Watch:
     def __init__(self, event: asyncio.Event) -> None:
         self._event = event
 
     async def wait(self, timeout_s: float) -> None:
         """Until something changed, but at most `timeout_s` and never longer than the interval of the poll."""
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), min(timeout_s, LOOK_AGAIN_S))
-        except TimeoutError:
-            pass
         self._event.clear()

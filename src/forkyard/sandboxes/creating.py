@@ -7,10 +7,11 @@ import secrets
 import uuid
 from dataclasses import asdict, dataclass, field
 
-from forkyard.base.errors import InvalidInput
+from forkyard.base.errors import InvalidInput, LimitExceeded
 from forkyard.base.ids import new_sandbox_id, new_short_id
 from forkyard.sandboxes.core import Core, settle
 from forkyard.sandboxes.egress import egress_policy
+from forkyard.sandboxes.endings import remove_behind
 from forkyard.sandboxes.errors import IdempotencyMismatch, SandboxNotFound
 from forkyard.sandboxes.models import IdempotencyKey, Sandbox, Snapshot
 from forkyard.sandboxes.naming import resolve_template
@@ -61,27 +62,49 @@ async def create(core: Core, pool: WarmPool, team_id: str, request: NewSandbox) 
         return known
     core.admission.check_disk()
     core.admission.check_rate(team_id, 1)
-    sandbox = new_row(core, team_id, snapshot, request, template_name=name)
-    token = sandbox.transition or ""
+    with core.telemetry.stage("create", "total"):
+        while True:
+            sandbox = new_row(core, team_id, snapshot, request, template_name=name)
+            token = sandbox.transition or ""
+            core.owners.take(token)
+            if await _insert(core, pool, sandbox, request):
+                return await start_new(core, sandbox, token, snapshot, operation="create")
+            known = await _known(core, team_id, request)
+            if known is not None:
+                return known
+            # The create that had this key failed, and gave the key back: ours is the next one.
+
+
+async def _insert(core: Core, pool: WarmPool, sandbox: Sandbox, request: NewSandbox) -> bool:
+    """Write the record, with a warm machine if there is one. False when the idempotency key is used already."""
     key = None
     if request.idempotency_key is not None:
         key = IdempotencyKey(
-            team_id=team_id,
+            team_id=sandbox.team_id,
             key=request.idempotency_key,
             request_hash=request.hash(),
             sandbox_id=sandbox.id,
-            created_at=core.clock.now(),
+            created_at=sandbox.created_at,
         )
-    with core.telemetry.stage("create", "total"):
-        earlier = await core.store.insert(
-            [sandbox], limits=core.admission.room_for(team_id, usage_of(sandbox)), key=key
+    # Into the record from the first moment, so that recovery knows whose machine it is.
+    warm = pool.claim(sandbox.source_snapshot_id)
+    sandbox.handle = warm.to_json() if warm else None
+    try:
+        inserted = await core.store.insert(
+            [sandbox], limits=core.admission.room_for(sandbox.team_id), key=key
         )
-        if earlier is not None:
-            known = await _known(core, team_id, request)
-            if known is None:
-                raise SandboxNotFound(earlier.id)
-            return known
-        return await start_new(core, pool, sandbox, token, snapshot, operation="create")
+    except LimitExceeded:
+        if warm is not None:
+            pool.give_back(sandbox.source_snapshot_id, warm)
+        raise
+    except BaseException:
+        # Whether the record is there is open; if it is, nobody will start it.
+        if warm is not None:
+            remove_behind(core, warm)
+        raise
+    if warm is not None and not inserted:
+        pool.give_back(sandbox.source_snapshot_id, warm)
+    return inserted
 
 
 def new_row(
@@ -179,4 +202,10 @@ async def _known(core: Core, team_id: str, request: NewSandbox) -> Sandbox | Non
         return None
     if key.request_hash != request.hash():
         raise IdempotencyMismatch()
-    return await settle(core, key.sandbox_id, team_id=team_id)
+    try:
+        return await settle(core, key.sandbox_id, team_id=team_id)
+    except SandboxNotFound:
+        # Ended since, or never started: then its create gave the key back.
+        if await core.store.idempotent(team_id, request.idempotency_key) is None:
+            return None
+        raise

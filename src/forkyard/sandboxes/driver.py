@@ -159,7 +159,7 @@ class CheckpointFile:
 class CheckpointResult:
     files: tuple[CheckpointFile, ...]
     requires: Mapping[str, Any]
-    """What a restore needs (shape, CPU features, versions); kept in the snapshot's manifest, read by `check` and `restore`."""
+    """What a restore needs (shape, CPU features, versions); kept in the manifest, read by `check` and `spec_of`."""
 
 
 @runtime_checkable
@@ -212,7 +212,8 @@ class Checkpoint(Protocol):
     ) -> CheckpointResult:
         """Write the machine's whole state into `directory` (made, must not exist).
 
-        Raises HostFull, MachineLost, DriverError; then the directory is gone and, with `leave_running`, the machine goes on.
+        Raises HostFull, MachineLost, DriverError; then the directory is gone and, with `leave_running`, the machine
+        goes on.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a sandbox, by the decision a caller can take. HTTP statuses are chosen at the edge of the app."""
+"""What can go wrong with a sandbox, by the decision a caller can take. HTTP statuses are chosen by the app."""
 
 from __future__ import annotations
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta
 
-import structlog
-
 from forkyard.base.errors import ForkyardError
+from forkyard.base.logging import get_logger
 from forkyard.sandboxes.core import Core
 from forkyard.sandboxes.endings import kill
 from forkyard.sandboxes.errors import AlreadyPaused, SandboxNotFound
 from forkyard.sandboxes.models import Sandbox
 from forkyard.sandboxes.pausing import pause
 
-log = structlog.stdlib.get_logger(__name__)
+log = get_logger(__name__)
 
 PARALLEL = 8
 """Evictions at once: a mass expiry must not wait behind one slow pause."""
@@ -27,29 +26,29 @@ LOOK_AGAIN_S = 30.0
 
 
 class Expiry:
-    """One loop a node. Anything that moves a deadline closer calls `poke`."""
+    """One loop a node. It sleeps until the next deadline; `Core.deadlines` wakes it for an earlier one."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._wake = asyncio.Event()
         self._bound = asyncio.Semaphore(PARALLEL)
         self._busy: set[str] = set()
         self._retry_at: dict[str, datetime] = {}
 
-    def poke(self) -> None:
-        self._wake.set()
-
     async def run(self) -> None:
         """Evict until cancelled. Evictions in progress are detached and go on."""
         while True:
-            self._wake.clear()
+            self._core.deadlines.begin()
             await self.evict_due()
             await self._wait()
 
     async def evict_due(self) -> None:
         """Start the eviction of everything that is due now."""
         now = self._core.clock.now()
-        for row in await self._core.store.expired(self._core.node_id, now):
+        due = await self._core.store.expired(self._core.node_id, now)
+        ids = {row.id for row in due}
+        # Ended, extended or paused by others meanwhile.
+        self._retry_at = {i: at for i, at in self._retry_at.items() if i in ids}
+        for row in due:
             if row.id in self._busy or self._retry_at.get(row.id, now) > now:
                 continue
             self._busy.add(row.id)
@@ -68,27 +67,28 @@ class Expiry:
             self._retry_at.pop(row.id, None)
         except (SandboxNotFound, AlreadyPaused):
             self._retry_at.pop(row.id, None)
-        except ForkyardError as error:
-            log.warning("eviction failed", sandbox_id=row.id, error=error.message, retry_s=RETRY_S)
+        except Exception as error:
+            message = error.message if isinstance(error, ForkyardError) else repr(error)
+            log.warning("eviction failed", sandbox_id=row.id, error=message, retry_s=RETRY_S)
             self._retry_at[row.id] = core.clock.now() + timedelta(seconds=RETRY_S)
         finally:
             self._busy.discard(row.id)
-            self._wake.set()
+            core.deadlines.look_again()
 
     async def _wait(self) -> None:
         core = self._core
         now = core.clock.now()
-        until = now + timedelta(seconds=LOOK_AGAIN_S)
-        deadline = await core.store.next_deadline(core.node_id)
-        if deadline is not None and deadline > now:
-            until = min(until, deadline)
-        elif deadline is not None:
-            # Everything due is being evicted or waits for its retry; the eviction's end wakes this loop.
-            until = min([until, *(at for at in self._retry_at.values() if at > now)])
+        # What is due is being evicted (its end wakes this loop) or waits for its retry.
+        deadline = await core.store.next_deadline(core.node_id, after=now)
+        candidates = [
+            now + timedelta(seconds=LOOK_AGAIN_S),
+            *(at for at in self._retry_at.values() if at > now),
+        ]
+        until = min(candidates if deadline is None else [deadline, *candidates])
         timer = asyncio.create_task(core.clock.wait_until(until))
-        wake = asyncio.create_task(self._wake.wait())
+        earlier = asyncio.create_task(core.deadlines.changed(until))
         try:
-            await asyncio.wait({timer, wake}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({timer, earlier}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
-            wake.cancel()
+            earlier.cancel()

@@ -37,7 +37,10 @@ class Sandbox(Base):
     """Owner token of the transition in progress; None in a steady state."""
     transition_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     transition_snapshot_id: Mapped[str | None] = mapped_column(String(40))
-    """The snapshot that the transition in progress writes or reads."""
+    """The snapshot that the transition in progress writes."""
+    transition_intent: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
+    """What the transition in progress was asked for, as far as whoever finishes it after a crash has to know: of a
+    resume `{timeout_s, boot_id, end_processes}`, of a kill `{reason}`."""
 
     handle: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     """The machine's handle, from the moment that it exists until it is destroyed or replaced."""
@@ -91,8 +94,6 @@ class Sandbox(Base):
     hostname: Mapped[str] = mapped_column(String(64))
     boot_id: Mapped[str] = mapped_column(String(36))
     machine_id: Mapped[str] = mapped_column(String(32))
-
-    __mapper_args__ = {"eager_defaults": False}
 
 
 class SandboxTag(Base):

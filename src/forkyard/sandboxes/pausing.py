@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-import structlog
-
 from forkyard.base.crashpoints import crash_point, crash_points
 from forkyard.base.errors import ForkyardError
 from forkyard.base.ids import random_text
+from forkyard.base.logging import get_logger
 from forkyard.guest.errors import GuestError
-from forkyard.sandboxes.core import Claim, Core, Settled, claim
+from forkyard.sandboxes.core import Claim, Core, Settled, claim, insist, still_owns
 from forkyard.sandboxes.driver import Handle, MachineLost
-from forkyard.sandboxes.endings import end_lost, remove_machine
+from forkyard.sandboxes.durability import make_host_safe
+from forkyard.sandboxes.endings import end_lost, network_back, remove_behind, remove_machine
 from forkyard.sandboxes.errors import AlreadyPaused, GuestUnresponsive, TransitionFailed
 from forkyard.sandboxes.models import Durability, Sandbox, Snapshot, SnapshotKind, SnapshotState
 from forkyard.sandboxes.routing import RouteState, route_of
@@ -34,7 +34,7 @@ crash_points(
     "pause.destroyed",
 )
 
-log = structlog.stdlib.get_logger(__name__)
+log = get_logger(__name__)
 
 
 async def pause(
@@ -49,9 +49,13 @@ async def pause(
     """Pause a running sandbox and answer its record; None when `expired_at` is given and the deadline moved.
 
     A pause in progress is joined. Raises AlreadyPaused, SandboxNotFound, DiskFull (before anything is stopped),
-    GuestUnresponsive (only with `require_healthy`), TransitionFailed (it runs on).
+    GuestUnresponsive (only with `require_healthy`), TransitionFailed (it runs on, or the message says that it died).
     """
-    core.admission.check_disk()
+
+    def admit(row: Sandbox) -> Snapshot:
+        core.admission.check_disk()
+        return new_snapshot(core, row, SnapshotKind.PAUSE, keeps_memory=keep_memory)
+
     claimed = await claim(
         core,
         sandbox_id,
@@ -59,7 +63,7 @@ async def pause(
         allowed={State.RUNNING},
         to=State.PAUSING,
         expired_at=expired_at,
-        snapshot=lambda row: new_snapshot(core, row, SnapshotKind.PAUSE, keeps_memory=keep_memory),
+        snapshot=admit,
     )
     if isinstance(claimed, Settled):
         if claimed.sandbox.state is State.RUNNING:
@@ -96,54 +100,79 @@ def new_snapshot(core: Core, sandbox: Sandbox, kind: str, *, keeps_memory: bool 
 
 
 async def _pause(core: Core, claimed: Claim, *, keep_memory: bool, require_healthy: bool) -> Sandbox:
-    sandbox, token = claimed.sandbox, claimed.token
+    sandbox = claimed.sandbox
     snapshot_id = sandbox.transition_snapshot_id
     if sandbox.handle is None or snapshot_id is None:
         raise AssertionError(f"sandbox {sandbox.id} is pausing without a machine or a snapshot")
     handle = Handle.from_json(sandbox.handle)
     crash_point("pause.claimed")
     try:
-        with core.telemetry.stage("pause", "unroute"):
-            await core.routes.set(route_of(sandbox, RouteState.HELD))
-        crash_point("pause.held")
-        with core.telemetry.stage("pause", "quiesce"):
-            await _quiesce(core, handle, keep_memory=keep_memory, require_healthy=require_healthy)
-        with core.telemetry.stage("pause", "cut"):
-            await core.driver.cut(handle)
-        crash_point("pause.cut")
-        with core.telemetry.stage("pause", "checkpoint"):
-            result = await core.driver.checkpoint(handle, core.files.directory(snapshot_id))
-        crash_point("pause.checkpointed")
-        with core.telemetry.stage("pause", "seal"):
-            manifest = await core.files.seal(snapshot_id, core.driver.name, result)
-        crash_point("pause.sealed")
-        with core.telemetry.stage("pause", "commit"):
-            paused = await core.store.finish(
-                sandbox.id,
-                token=token,
-                to=State.PAUSED,
-                values={
-                    "handle": None,
-                    "snapshot_id": snapshot_id,
-                    "paused_at": core.clock.now(),
-                    "paused_without_memory": not keep_memory,
-                },
-                snapshot_ready={"manifest": manifest.to_json(), "size_bytes": manifest.size_bytes},
-            )
+        manifest = await _stop_and_save(
+            core, sandbox, handle, snapshot_id, keep_memory=keep_memory, require_healthy=require_healthy
+        )
+        paused = await _commit(core, claimed, snapshot_id, manifest, keep_memory=keep_memory)
     except BaseException as error:
-        await _give_back(core, claimed, handle, snapshot_id, error)
-        if isinstance(error, ForkyardError) and not isinstance(error, MachineLost):
-            raise
-        raise TransitionFailed(f"the sandbox could not be paused and runs on: {error}") from error
-    if paused is None:
-        raise AssertionError(f"sandbox {sandbox.id}: the pause lost its claim")
+        committed = await _give_back(core, claimed, handle, snapshot_id, error)
+        if committed is None:
+            if isinstance(error, ForkyardError) and not isinstance(error, MachineLost):
+                raise
+            raise TransitionFailed(f"the sandbox could not be paused and runs on: {error}") from error
+        paused, manifest = committed
     crash_point("pause.committed")
-    await core.routes.set(route_of(paused, RouteState.PAUSED))
     core.changes.notify(sandbox.id)
     core.journal.write(sandbox.id, "paused", memory=keep_memory, bytes=manifest.size_bytes)
     core.operations.start_logged(
         _after_pause(core, handle, snapshot_id, manifest), f"after-pause-{sandbox.id}"
     )
+    return paused
+
+
+async def _stop_and_save(
+    core: Core,
+    sandbox: Sandbox,
+    handle: Handle,
+    snapshot_id: str,
+    *,
+    keep_memory: bool,
+    require_healthy: bool,
+) -> Manifest:
+    """Everything before the commit."""
+    with core.telemetry.stage("pause", "unroute"):
+        await core.routes.set(route_of(sandbox, RouteState.HELD))
+    crash_point("pause.held")
+    with core.telemetry.stage("pause", "quiesce"):
+        await _quiesce(core, handle, keep_memory=keep_memory, require_healthy=require_healthy)
+    with core.telemetry.stage("pause", "cut"):
+        await core.driver.cut(handle)
+    crash_point("pause.cut")
+    with core.telemetry.stage("pause", "checkpoint"):
+        result = await core.driver.checkpoint(handle, core.files.directory(snapshot_id))
+    crash_point("pause.checkpointed")
+    with core.telemetry.stage("pause", "seal"):
+        manifest = await core.files.seal(snapshot_id, core.driver.name, result)
+    crash_point("pause.sealed")
+    return manifest
+
+
+async def _commit(
+    core: Core, claimed: Claim, snapshot_id: str, manifest: Manifest, *, keep_memory: bool
+) -> Sandbox:
+    await core.routes.set(route_of(claimed.sandbox, RouteState.PAUSED))
+    with core.telemetry.stage("pause", "commit"):
+        paused = await core.store.finish(
+            claimed.sandbox.id,
+            token=claimed.token,
+            to=State.PAUSED,
+            values={
+                "handle": None,
+                "snapshot_id": snapshot_id,
+                "paused_at": core.clock.now(),
+                "paused_without_memory": not keep_memory,
+            },
+            snapshot_ready={"manifest": manifest.to_json(), "size_bytes": manifest.size_bytes},
+        )
+    if paused is None:
+        raise TransitionFailed("the sandbox was taken over by another operation")
     return paused
 
 
@@ -165,32 +194,38 @@ async def _quiesce(core: Core, handle: Handle, *, keep_memory: bool, require_hea
 
 async def _give_back(
     core: Core, claimed: Claim, handle: Handle, snapshot_id: str, error: BaseException
-) -> None:
-    """Return to `running`, or to `gone` if the machine died meanwhile."""
+) -> tuple[Sandbox, Manifest] | None:
+    """Return to `running`. Answers the record and the manifest if the pause was committed after all; raises
+    TransitionFailed if the machine died meanwhile, after which the sandbox is gone.
+    """
     sandbox, token = claimed.sandbox, claimed.token
     log.warning("pause failed", sandbox_id=sandbox.id, error=repr(error))
-    await core.files.remove(snapshot_id)
-    status = await core.driver.inspect(handle)
-    if not status.running:
-        await end_lost(core, sandbox, token, f"died during a pause: {status.reason}")
-        return
-    await core.driver.uncut(handle)
-    running = await core.store.finish(sandbox.id, token=token, to=State.RUNNING)
-    if running is not None:
-        await core.routes.set(route_of(running, RouteState.RUNNING))
-        core.journal.write(sandbox.id, "pause failed", level="error", reason=error)
+    if not await still_owns(core, claimed):
+        return await _committed_pause(core, sandbox, snapshot_id)
+    death = await network_back(core, handle)
+    if death is not None:
+        await end_lost(core, sandbox, token, f"died during a pause: {death}")
+        raise TransitionFailed(f"the sandbox died during its pause: {death}") from error
+    await core.routes.set(route_of(sandbox, RouteState.RUNNING))
+    await insist(core, lambda: core.store.finish(sandbox.id, token=token, to=State.RUNNING))
+    core.journal.write(sandbox.id, "pause failed", level="error", reason=error)
     core.changes.notify(sandbox.id)
+    core.deadlines.moved(sandbox.end_at)
+    remove_behind(core)
+    return None
+
+
+async def _committed_pause(core: Core, sandbox: Sandbox, snapshot_id: str) -> tuple[Sandbox, Manifest] | None:
+    row = await core.store.get(sandbox.id)
+    snapshot = await core.store.snapshot(snapshot_id)
+    if row is None or snapshot is None or snapshot.manifest is None:
+        return None
+    return row, Manifest.from_json(snapshot.manifest)
 
 
 async def _after_pause(core: Core, handle: Handle, snapshot_id: str, manifest: Manifest) -> None:
     """Make the snapshot host-safe, then let the source go. The sandbox may have been resumed or killed meanwhile."""
-    try:
-        sealed = await core.files.make_host_safe(snapshot_id, manifest)
-        await core.store.update_snapshot(
-            snapshot_id, {"durability": Durability.HOST, "manifest": sealed.to_json()}
-        )
-    except OSError as error:
-        log.warning("snapshot is not host-safe", snapshot_id=snapshot_id, error=repr(error))
+    await make_host_safe(core, snapshot_id, manifest)
     crash_point("pause.host_safe")
     await remove_machine(core, handle)
     crash_point("pause.destroyed")

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from forkyard.base.crashpoints import crash_point, crash_points
 from forkyard.base.errors import ForkyardError
-from forkyard.sandboxes.core import Claim, Core, Settled, claim, identity_of, machine_name
-from forkyard.sandboxes.creating import check_timeout, usage_of
+from forkyard.base.logging import get_logger
+from forkyard.sandboxes.core import Claim, Core, Settled, claim, identity_of, insist, still_owns
+from forkyard.sandboxes.creating import check_timeout
 from forkyard.sandboxes.driver import Handle
-from forkyard.sandboxes.endings import remove_machine
+from forkyard.sandboxes.endings import machines_of, remove_behind
 from forkyard.sandboxes.errors import AlreadyRunning, TransitionFailed
 from forkyard.sandboxes.models import Sandbox
 from forkyard.sandboxes.routing import RouteState, route_of
-from forkyard.sandboxes.starting import commit_running, deadline_after, restore_machine
+from forkyard.sandboxes.starting import commit_running, deadline_after, end_processes, restore_machine
 from forkyard.sandboxes.state import State
+from forkyard.sandboxes.store import LimitCheck
 
 crash_points("resume.claimed", "resume.restored", "resume.initialised")
 
-log = structlog.stdlib.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ async def connect(
     """
     check_timeout(core, timeout_s)
     while True:
-        claimed = await _claim(core, sandbox_id, team_id)
+        claimed = await _claim(core, sandbox_id, team_id, timeout_s, keep_memory)
         if isinstance(claimed, Claim):
-            return Connected(await _resume(core, claimed, timeout_s, keep_memory), True)
+            return Connected(await _resume(core, claimed), True)
         row = await core.store.extend(sandbox_id, end_at=deadline_after(core, timeout_s), timeout_s=timeout_s)
         if row is not None:
             return Connected(row, False)
@@ -56,15 +57,30 @@ async def resume(
 ) -> Sandbox:
     """Resume a paused sandbox. A resume in progress is joined. Raises AlreadyRunning, and as `connect` does."""
     check_timeout(core, timeout_s)
-    claimed = await _claim(core, sandbox_id, team_id)
+    claimed = await _claim(core, sandbox_id, team_id, timeout_s, keep_memory)
     if isinstance(claimed, Claim):
-        return await _resume(core, claimed, timeout_s, keep_memory)
+        return await _resume(core, claimed)
     if State.RESUMING in claimed.joined:
         return claimed.sandbox
     raise AlreadyRunning(f'Sandbox "{sandbox_id}" is already running')
 
 
-async def _claim(core: Core, sandbox_id: str, team_id: str | None) -> Claim | Settled:
+async def _claim(
+    core: Core, sandbox_id: str, team_id: str | None, timeout_s: int, keep_memory: bool
+) -> Claim | Settled:
+    def admit(row: Sandbox) -> LimitCheck:
+        core.admission.check_disk()
+        core.admission.check_rate(row.team_id, 1)
+        return core.admission.room_for(row.team_id)
+
+    def intent(row: Sandbox) -> Mapping[str, Any]:
+        reboot = row.paused_without_memory or not keep_memory
+        return {
+            "timeout_s": timeout_s,
+            "boot_id": str(uuid.uuid4()) if reboot else row.boot_id,
+            "end_processes": not keep_memory and not row.paused_without_memory,
+        }
+
     return await claim(
         core,
         sandbox_id,
@@ -72,57 +88,50 @@ async def _claim(core: Core, sandbox_id: str, team_id: str | None) -> Claim | Se
         allowed={State.PAUSED},
         to=State.RESUMING,
         next_generation=True,
-        limits=lambda row: core.admission.room_for(row.team_id, usage_of(row)),
+        intent=intent,
+        limits=admit,
     )
 
 
-async def _resume(core: Core, claimed: Claim, timeout_s: int, keep_memory: bool) -> Sandbox:
-    sandbox, token = claimed.sandbox, claimed.token
+async def _resume(core: Core, claimed: Claim) -> Sandbox:
+    sandbox = claimed.sandbox
     crash_point("resume.claimed")
-    reboot = sandbox.paused_without_memory or not keep_memory
-    if reboot:
-        sandbox.boot_id = str(uuid.uuid4())
     snapshot_id = sandbox.snapshot_id or ""
-    handle: Handle | None = None
     with core.telemetry.stage("resume", "total"):
         try:
-            core.admission.check_disk()
             await core.routes.set(route_of(sandbox, RouteState.HELD))
             handle = await restore_machine(
                 core, sandbox, await core.store.snapshot(snapshot_id), snapshot_id, operation="resume"
             )
             crash_point("resume.restored")
-            running = await finish_resume(
-                core,
-                claimed,
-                handle,
-                timeout_s=timeout_s,
-                end_processes=reboot and not sandbox.paused_without_memory,
-            )
+            running = await finish_resume(core, claimed, handle, init_timeout_s=core.settings.boot_timeout)
         except BaseException as error:
-            await _back_to_paused(core, sandbox, token, handle, error)
-            if isinstance(error, ForkyardError):
-                raise
-            raise TransitionFailed(f"the sandbox could not be resumed and stays paused: {error}") from error
-    core.journal.write(sandbox.id, "resumed", memory=not reboot)
+            committed = await back_to_paused(core, claimed, error)
+            if committed is None:
+                if isinstance(error, ForkyardError):
+                    raise
+                raise TransitionFailed(
+                    f"the sandbox could not be resumed and stays paused: {error}"
+                ) from error
+            running = committed
+    core.journal.write(sandbox.id, "resumed")
     return running
 
 
-async def finish_resume(
-    core: Core, claimed: Claim, handle: Handle, *, timeout_s: int, end_processes: bool = False
-) -> Sandbox:
+async def finish_resume(core: Core, claimed: Claim, handle: Handle, *, init_timeout_s: float) -> Sandbox:
     """From a restored machine to a running sandbox; also what recovery does with a machine it finds restored."""
     sandbox = claimed.sandbox
-    if end_processes:
-        grace = core.settings.end_processes_grace
-        await core.guests.end_processes(
-            handle.address, grace_ms=int(grace * 1000), timeout_s=core.settings.boot_timeout
-        )
+    wanted = sandbox.transition_intent or {}
+    boot_id = wanted.get("boot_id") or sandbox.boot_id
+    timeout_s = wanted.get("timeout_s") or sandbox.timeout_s
     with core.telemetry.stage("resume", "init"):
-        await core.guests.init(handle.address, identity_of(sandbox), timeout_s=core.settings.boot_timeout)
+        identity = identity_of(sandbox, boot_id=boot_id)
+        await core.guests.init(handle.address, identity, timeout_s=init_timeout_s)
+    if wanted.get("end_processes"):
+        await end_processes(core, handle)
     crash_point("resume.initialised")
     values: dict[str, Any] = {
-        "boot_id": sandbox.boot_id,
+        "boot_id": boot_id,
         "snapshot_id": None,
         "paused_at": None,
         "paused_without_memory": False,
@@ -130,16 +139,20 @@ async def finish_resume(
         "timeout_s": timeout_s,
     }
     drop = [sandbox.snapshot_id] if sandbox.snapshot_id else []
-    return await commit_running(core, sandbox, claimed.token, handle, values, snapshot_drop=drop)
+    return await commit_running(core, claimed, handle, values, snapshot_drop=drop)
 
 
-async def _back_to_paused(
-    core: Core, sandbox: Sandbox, token: str, handle: Handle | None, error: BaseException
-) -> None:
+async def back_to_paused(core: Core, claimed: Claim, error: BaseException) -> Sandbox | None:
+    """Undo a resume that failed. Answers the record if it was committed after all."""
+    sandbox = claimed.sandbox
     log.warning("resume failed", sandbox_id=sandbox.id, error=repr(error))
-    await remove_machine(core, handle or machine_name(sandbox))
-    paused = await core.store.finish(sandbox.id, token=token, to=State.PAUSED)
-    if paused is not None:
-        await core.routes.set(route_of(paused, RouteState.PAUSED))
-        core.journal.write(sandbox.id, "resume failed", level="error", reason=error)
+    if not await still_owns(core, claimed):
+        row = await core.store.get(sandbox.id)
+        runs = row is not None and row.state in (State.RUNNING, State.PAUSING, State.SNAPSHOTTING)
+        return row if runs else None
+    await core.routes.set(route_of(sandbox, RouteState.PAUSED))
+    await insist(core, lambda: core.store.finish(sandbox.id, token=claimed.token, to=State.PAUSED))
+    core.journal.write(sandbox.id, "resume failed", level="error", reason=error)
     core.changes.notify(sandbox.id)
+    remove_behind(core, *machines_of(sandbox))
+    return None

@@ -44,13 +44,13 @@ class Route:
         }
 
 
-def route_of(sandbox: Sandbox, state: RouteState) -> Route:
-    """The route of a sandbox as its record stands."""
+def route_of(sandbox: Sandbox, state: RouteState, *, machine: Handle | None = None) -> Route:
+    """The route of a sandbox as its record stands; a running one to `machine`, if the record does not name it yet."""
     address = None
     if state is RouteState.RUNNING:
-        if sandbox.handle is None:
+        if machine is None and sandbox.handle is None:
             raise ValueError(f"sandbox {sandbox.id} has no machine to route to")
-        address = Handle.from_json(sandbox.handle).address
+        address = (machine or Handle.from_json(sandbox.handle or {})).address
     return Route(
         id=sandbox.id,
         generation=sandbox.generation,
@@ -66,7 +66,11 @@ def route_of(sandbox: Sandbox, state: RouteState) -> Route:
 
 class RouteTable(Protocol):
     """The data plane's routes. Both calls return after the change holds there, or once no data plane is alive that
-    could use the old route; they do not fail."""
+    could use the old route; they do not fail.
+
+    An operation changes the route of a sandbox only while it owns the transition, so before its commit: afterwards
+    another operation may have begun, and the later call would undo what that one did.
+    """
 
     async def set(self, route: Route) -> None:
         """Publish or replace. Streams of an older generation, and of one that is not `running` any more, are reset."""

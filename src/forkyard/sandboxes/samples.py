@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from forkyard.sandboxes.core import Core
 from forkyard.sandboxes.driver import Handle, MachineStats
@@ -47,19 +47,18 @@ class Samples:
             await self._core.clock.sleep(INTERVAL_S)
 
     async def sample(self) -> None:
-        """One pass over all running sandboxes; what is kept of ended ones is dropped."""
+        """One pass over all running sandboxes; what is older than an hour is dropped."""
         core = self._core
         rows = [row for row in await core.store.running(core.node_id) if row.handle is not None]
         handles = [Handle.from_json(row.handle) for row in rows if row.handle is not None]
-        stats = await core.driver.stats(handles) if handles else {}
         now = core.clock.now()
+        stats: Mapping[str, MachineStats] = await core.driver.stats(handles) if handles else {}
         for row, handle in zip(rows, handles, strict=True):
             if handle.name in stats:
                 self._add(row, handle.name, stats[handle.name], now)
-        alive = {row.id for row in rows}
-        for sandbox_id in [i for i in self._samples if i not in alive]:
-            if await core.store.get(sandbox_id) is None:
-                del self._samples[sandbox_id]
+        # Of a paused one the last hour stays; of ended ones too, which saves asking what each of them is.
+        too_old = now - timedelta(seconds=KEEP * INTERVAL_S)
+        self._samples = {i: kept for i, kept in self._samples.items() if kept[-1].at > too_old}
         machines = {handle.name for handle in handles}
         self._before = {name: value for name, value in self._before.items() if name in machines}
 

@@ -13,10 +13,9 @@ from forkyard.sandboxes import capturing, creating, endings, pausing, resuming
 from forkyard.sandboxes.catalog import Catalog, TemplateEntry
 from forkyard.sandboxes.core import Core, settle, visible
 from forkyard.sandboxes.creating import NewSandbox, check_timeout
-from forkyard.sandboxes.driver import Handle
+from forkyard.sandboxes.driver import DriverError, Handle
 from forkyard.sandboxes.egress import egress_policy, policy_of
 from forkyard.sandboxes.errors import NotRunning, SandboxNotFound, SnapshotNotFound, TemplateNotFound
-from forkyard.sandboxes.expiry import Expiry
 from forkyard.sandboxes.journal import JournalEntry
 from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotName
 from forkyard.sandboxes.naming import parse_reference, resolve_snapshot, resolve_template
@@ -32,10 +31,9 @@ MAX_PAGE = 100
 
 
 class Sandboxes:
-    def __init__(self, core: Core, *, pool: WarmPool, expiry: Expiry, samples: Samples) -> None:
+    def __init__(self, core: Core, *, pool: WarmPool, samples: Samples) -> None:
         self._core = core
         self._pool = pool
-        self._expiry = expiry
         self._samples = samples
         self._catalog = Catalog(core.store.database)
 
@@ -43,11 +41,9 @@ class Sandboxes:
 
     async def create(self, team_id: str, request: NewSandbox) -> Sandbox:
         """See `creating.create`."""
-        sandbox = await self._core.operations.run_detached(
+        return await self._core.operations.run_detached(
             creating.create(self._core, self._pool, team_id, request), "create"
         )
-        self._expiry.poke()
-        return sandbox
 
     async def get(self, team_id: str, sandbox_id: str) -> Sandbox:
         """Raises SandboxNotFound."""
@@ -95,37 +91,39 @@ class Sandboxes:
         self, team_id: str, sandbox_id: str, *, timeout_s: int, keep_memory: bool = True
     ) -> Connected:
         """See `resuming.connect`."""
-        connected = await self._core.operations.run_detached(
+        return await self._core.operations.run_detached(
             resuming.connect(
                 self._core, sandbox_id, team_id=team_id, timeout_s=timeout_s, keep_memory=keep_memory
             ),
             f"connect-{sandbox_id}",
         )
-        self._expiry.poke()
-        return connected
 
     async def resume(
         self, team_id: str, sandbox_id: str, *, timeout_s: int, keep_memory: bool = True
     ) -> Sandbox:
         """See `resuming.resume`."""
-        sandbox = await self._core.operations.run_detached(
+        return await self._core.operations.run_detached(
             resuming.resume(
                 self._core, sandbox_id, team_id=team_id, timeout_s=timeout_s, keep_memory=keep_memory
             ),
             f"resume-{sandbox_id}",
         )
-        self._expiry.poke()
-        return sandbox
 
     async def set_timeout(self, team_id: str, sandbox_id: str, timeout_s: int) -> None:
-        """Let it end `timeout_s` from now, earlier or later than before; 0 is now. Raises SandboxNotFound, NotRunning."""
+        """Let it end `timeout_s` from now, earlier or later than before; 0 is now.
+
+        Raises SandboxNotFound, NotRunning.
+        """
         check_timeout(self._core, timeout_s, least=0)
+        end_at = deadline_after(self._core, timeout_s)
+        # A capture does not touch the deadline, and need not be waited for.
         await self._change_running(
             team_id,
             sandbox_id,
-            {"end_at": deadline_after(self._core, timeout_s), "timeout_s": max(1, timeout_s)},
+            {"end_at": end_at, "timeout_s": max(1, timeout_s)},
+            states={State.RUNNING, State.SNAPSHOTTING},
         )
-        self._expiry.poke()
+        self._core.deadlines.moved(end_at)
 
     async def refresh(self, team_id: str, sandbox_id: str, duration_s: int) -> None:
         """Let it live at least `duration_s` longer, never shorter. Raises SandboxNotFound, NotRunning."""
@@ -147,7 +145,10 @@ class Sandboxes:
         deny_out: list[str] | None,
         allow_internet: bool | None,
     ) -> None:
-        """Replace all egress rules; what is None is cleared. Holds when this returns, for established flows too."""
+        """Replace all egress rules; what is None is cleared. Holds when this returns, for established flows too.
+
+        When the driver fails, the record has the new rules (and whatever is started from it), the machine the old ones.
+        """
         egress_policy(allow_out=allow_out, deny_out=deny_out, allow_internet=allow_internet)
         await self._core.operations.run_detached(
             self._set_network(team_id, sandbox_id, allow_out, deny_out, allow_internet),
@@ -158,12 +159,10 @@ class Sandboxes:
         self, team_id: str, sandbox_id: str, *, count: int = 1, timeout_s: int | None = None
     ) -> Sequence[capturing.ForkResult]:
         """See `capturing.fork`."""
-        results = await self._core.operations.run_detached(
+        return await self._core.operations.run_detached(
             capturing.fork(self._core, sandbox_id, team_id=team_id, count=count, timeout_s=timeout_s),
             f"fork-{sandbox_id}",
         )
-        self._expiry.poke()
-        return results
 
     async def wake(self, sandbox_id: str) -> Route | None:
         """For the data plane: the route of a sandbox that is running, or that runs once the transition in progress is
@@ -172,6 +171,9 @@ class Sandboxes:
         """
         core = self._core
         try:
+            row = await visible(core, sandbox_id, None)
+            if row.state is State.SNAPSHOTTING:
+                return route_of(row, RouteState.RUNNING)
             row = await settle(core, sandbox_id, team_id=None)
             if row.state is State.PAUSED:
                 if not row.auto_resume:
@@ -275,12 +277,24 @@ class Sandboxes:
 
     # ------------------------------------------------------------------------------------------------
 
-    async def _change_running(self, team_id: str, sandbox_id: str, values: dict[str, object]) -> Sandbox:
+    async def _change_running(
+        self,
+        team_id: str,
+        sandbox_id: str,
+        values: dict[str, object],
+        *,
+        states: Collection[State] = (State.RUNNING,),
+        durable: bool = False,
+    ) -> Sandbox:
         while True:
-            row = await settle(self._core, sandbox_id, team_id=team_id)
-            if row.state is not State.RUNNING:
+            row = await visible(self._core, sandbox_id, team_id)
+            if row.state not in states:
+                row = await settle(self._core, sandbox_id, team_id=team_id)
+            if row.state not in states:
                 raise NotRunning(f'Sandbox "{sandbox_id}" is paused; connect to it first')
-            changed = await self._core.store.set_values(sandbox_id, states=[State.RUNNING], values=values)
+            changed = await self._core.store.set_values(
+                sandbox_id, states=states, values=values, durable=durable
+            )
             if changed is not None:
                 return changed
 
@@ -292,15 +306,27 @@ class Sandboxes:
         deny_out: list[str] | None,
         allow_internet: bool | None,
     ) -> None:
-        # Record first: a restore after a crash between the two writes then applies the newer rules.
-        changed = await self._change_running(
+        # Record first: what is restored from it after a crash between the two has the newer rules.
+        core = self._core
+        row: Sandbox | None = await self._change_running(
             team_id,
             sandbox_id,
             {"allow_out": allow_out, "deny_out": deny_out, "allow_internet": allow_internet},
+            durable=True,
         )
-        if changed.handle is None:
-            raise AssertionError(f"sandbox {sandbox_id} runs without a machine")
-        await self._core.driver.set_egress(Handle.from_json(changed.handle), policy_of(changed))
+        # Of two calls at once the later record counts, whoever reaches the machine first: look again afterwards.
+        while row is not None and row.handle is not None:
+            machine, policy = Handle.from_json(row.handle), policy_of(row)
+            try:
+                await core.driver.set_egress(machine, policy)
+            except DriverError:
+                row = await settle(core, sandbox_id, team_id=team_id)
+                if row.handle is not None and row.handle["name"] == machine.name:
+                    raise
+                continue  # Paused, or resumed from the record, meanwhile.
+            row = await core.store.get(sandbox_id)
+            if row is not None and policy_of(row) == policy:
+                return
 
 
 def _check_page(limit: int) -> None:

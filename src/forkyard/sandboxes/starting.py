@@ -7,52 +7,80 @@ from typing import Any
 
 from forkyard.base.crashpoints import crash_point, crash_points
 from forkyard.base.errors import ForkyardError
-from forkyard.sandboxes.core import Core, identity_of, machine_name
-from forkyard.sandboxes.driver import Handle
+from forkyard.base.logging import get_logger
+from forkyard.guest.errors import GuestError
+from forkyard.sandboxes.core import Claim, Core, identity_of, insist, machine_name, still_owns
+from forkyard.sandboxes.driver import DriverError, Handle, MachineLost
 from forkyard.sandboxes.egress import policy_of
-from forkyard.sandboxes.endings import purge_snapshots, remove_machine
+from forkyard.sandboxes.endings import (
+    machine_died,
+    machines_of,
+    purge_snapshots,
+    remove_behind,
+    remove_machine,
+)
 from forkyard.sandboxes.errors import SnapshotDamaged, TransitionFailed
 from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotState
 from forkyard.sandboxes.routing import RouteState, route_of
 from forkyard.sandboxes.snapshots import Manifest
 from forkyard.sandboxes.state import State
-from forkyard.sandboxes.warm import DEFAULT_EGRESS, WarmPool
+from forkyard.sandboxes.warm import DEFAULT_EGRESS
 
-crash_points("start.claimed", "start.restored", "start.initialised", "start.committed", "start.routed")
+crash_points("start.claimed", "start.restored", "start.initialised", "start.routed", "start.committed")
+
+log = get_logger(__name__)
 
 
 async def start_new(
-    core: Core, pool: WarmPool | None, sandbox: Sandbox, token: str, snapshot: Snapshot, *, operation: str
+    core: Core, sandbox: Sandbox, token: str, snapshot: Snapshot, *, operation: str
 ) -> Sandbox:
-    """Start a sandbox in state `creating`. On any error it is gone, nothing of it stays, and the error is raised."""
+    """Start a sandbox in state `creating`, on its warm machine if its record names one.
+
+    On any error it is gone, nothing of it stays, and the error is raised.
+    """
+    core.owners.take(token)
+    claimed = Claim(sandbox, token)
     crash_point("start.claimed")
-    handle: Handle | None = None
     try:
-        handle = await _machine(core, pool, sandbox, snapshot, operation)
-        crash_point("start.restored")
-        with core.telemetry.stage(operation, "init"):
-            await core.guests.init(handle.address, identity_of(sandbox), timeout_s=core.settings.boot_timeout)
+        handle = await _machine(core, sandbox, snapshot, operation)
         crash_point("start.initialised")
         now = core.clock.now()
-        running = await commit_running(
-            core,
-            sandbox,
-            token,
-            handle,
-            {"started_at": now, "end_at": now + timedelta(seconds=sandbox.timeout_s)},
-        )
+        values = {"started_at": now, "end_at": now + timedelta(seconds=sandbox.timeout_s)}
+        running = await commit_running(core, claimed, handle, values)
     except BaseException as error:
-        await remove_machine(core, handle or machine_name(sandbox))
-        await core.store.finish(
-            sandbox.id,
-            token=token,
-            to=State.GONE,
-            values={"ended_at": core.clock.now(), "end_reason": f"could not be started: {error}"[:400]},
-        )
-        core.changes.notify(sandbox.id)
-        raise
+        committed = await abandon(core, claimed, error)
+        if committed is None:
+            raise
+        running = committed
     core.journal.write(sandbox.id, "created", template=sandbox.template_name or sandbox.template_id)
     return running
+
+
+async def abandon(core: Core, claimed: Claim, error: BaseException) -> Sandbox | None:
+    """Let a sandbox that could not be started be gone. Answers its record if its start was committed after all."""
+    sandbox = claimed.sandbox
+    log.warning("sandbox could not be started", sandbox_id=sandbox.id, error=repr(error))
+    if not await still_owns(core, claimed):
+        row = await core.store.get(sandbox.id)
+        return row if row is not None and row.state not in (State.CREATING, State.GONE) else None
+    await core.routes.remove(sandbox.id, sandbox.generation)
+    await insist(
+        core,
+        lambda: core.store.finish(
+            sandbox.id,
+            token=claimed.token,
+            to=State.GONE,
+            values={
+                "handle": None,
+                "ended_at": core.clock.now(),
+                "end_reason": f"could not be started: {error}"[:400],
+            },
+            forget_key=True,
+        ),
+    )
+    core.changes.notify(sandbox.id)
+    remove_behind(core, *machines_of(sandbox))
+    return None
 
 
 async def restore_machine(
@@ -80,18 +108,21 @@ async def restore_machine(
 
 async def commit_running(
     core: Core,
-    sandbox: Sandbox,
-    token: str,
+    claimed: Claim,
     handle: Handle,
     values: dict[str, Any],
     *,
     snapshot_drop: list[str] | None = None,
 ) -> Sandbox:
-    """Commit `running` with this machine, publish the route, watch it."""
+    """Publish the route of this machine, commit `running`, watch it. Raises TransitionFailed if it was taken over."""
+    sandbox = claimed.sandbox
+    with core.telemetry.stage("start", "route"):
+        await core.routes.set(route_of(sandbox, RouteState.RUNNING, machine=handle))
+    crash_point("start.routed")
     with core.telemetry.stage("start", "commit"):
         running = await core.store.finish(
             sandbox.id,
-            token=token,
+            token=claimed.token,
             to=State.RUNNING,
             values={"handle": handle.to_json(), "unhealthy_reason": None, **values},
             snapshot_drop=snapshot_drop or [],
@@ -99,36 +130,64 @@ async def commit_running(
     if running is None:
         raise TransitionFailed("the sandbox was taken over by another operation")
     crash_point("start.committed")
-    with core.telemetry.stage("start", "route"):
-        await core.routes.set(route_of(running, RouteState.RUNNING))
-    crash_point("start.routed")
     core.changes.notify(sandbox.id)
-    core.operations.start_logged(_after_start(core, handle), f"after-start-{sandbox.id}")
+    core.deadlines.moved(running.end_at)
+    core.operations.start_logged(
+        _after_start(core, sandbox.id, handle, purge=bool(snapshot_drop)), f"after-start-{sandbox.id}"
+    )
     return running
 
 
-async def _after_start(core: Core, handle: Handle) -> None:
+async def _after_start(core: Core, sandbox_id: str, handle: Handle, *, purge: bool) -> None:
+    await watch_machine(core, sandbox_id, handle)
+    if purge:
+        await purge_snapshots(core)
+
+
+async def watch_machine(core: Core, sandbox_id: str, handle: Handle) -> None:
+    """Watch a running sandbox's machine; one that died before anybody watched it is noticed here."""
     try:
         await core.driver.watch(handle)
+    except MachineLost as error:
+        await machine_died(core, handle.name, error.message)
     except ForkyardError as error:
-        core.journal.write(handle.name.partition("-")[0], "watch failed", level="warn", reason=error.message)
-    await purge_snapshots(core)
+        log.warning("machine cannot be watched", machine=handle.name, error=error.message)
+        core.journal.write(sandbox_id, "watch failed", level="warn", reason=error.message)
 
 
-async def _machine(
-    core: Core, pool: WarmPool | None, sandbox: Sandbox, snapshot: Snapshot, operation: str
-) -> Handle:
-    handle = pool.claim(snapshot.id) if pool is not None else None
-    if handle is None:
-        return await restore_machine(core, sandbox, snapshot, snapshot.id, operation=operation)
-    policy = policy_of(sandbox)
-    if policy != DEFAULT_EGRESS:
+async def _machine(core: Core, sandbox: Sandbox, snapshot: Snapshot, operation: str) -> Handle:
+    """A machine that knows who it is: the warm one, or one restored now if there is none or it is of no use."""
+    if sandbox.handle is not None:
+        warm = Handle.from_json(sandbox.handle)
         try:
-            await core.driver.set_egress(handle, policy)
-        except BaseException:
-            await remove_machine(core, handle)
-            raise
+            if policy_of(sandbox) != DEFAULT_EGRESS:
+                await core.driver.set_egress(warm, policy_of(sandbox))
+            await _introduce(core, sandbox, snapshot, warm, operation, core.settings.warm_timeout)
+            return warm
+        except (DriverError, GuestError) as error:
+            log.warning("warm machine is of no use", machine=warm.name, error=error.message)
+            await remove_machine(core, warm)
+    handle = await restore_machine(core, sandbox, snapshot, snapshot.id, operation=operation)
+    crash_point("start.restored")
+    await _introduce(core, sandbox, snapshot, handle, operation, core.settings.boot_timeout)
     return handle
+
+
+async def _introduce(
+    core: Core, sandbox: Sandbox, snapshot: Snapshot, handle: Handle, operation: str, timeout_s: float
+) -> None:
+    with core.telemetry.stage(operation, "init"):
+        await core.guests.init(handle.address, identity_of(sandbox), timeout_s=timeout_s)
+    if not snapshot.keeps_memory:
+        await end_processes(core, handle)
+
+
+async def end_processes(core: Core, handle: Handle) -> None:
+    """Let every process but the daemon end: what a start without memory means. The daemon has answered already."""
+    grace = core.settings.end_processes_grace
+    await core.guests.end_processes(
+        handle.address, grace_ms=int(grace * 1000), timeout_s=grace + core.settings.quiesce_timeout
+    )
 
 
 def deadline_after(core: Core, seconds: int) -> datetime:

@@ -34,7 +34,7 @@ STEADY = frozenset({State.RUNNING, State.PAUSED, State.GONE})
 MOVING = frozenset(State) - STEADY
 
 VISIBLE = frozenset({State.RUNNING, State.PAUSING, State.PAUSED, State.RESUMING, State.SNAPSHOTTING})
-"""States in which the API shows the sandbox: one being created has no id yet for its client, one being killed is gone for it."""
+"""States in which the API shows it: of one being created its client has no id yet, one being killed is gone for him."""
 
 
 def public_state(state: State) -> State:

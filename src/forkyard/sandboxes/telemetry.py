@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -44,7 +44,7 @@ class Telemetry:
         self.swept = Counter("forkyard_swept_total", "Leftovers removed", ["kind"], registry=registry)
 
     @contextmanager
-    def stage(self, operation: str, stage: str) -> Iterator[None]:
+    def stage(self, operation: str, stage: str) -> Generator[None]:
         """Time a stage; its outcome is `ok` or `error`."""
         started = time.perf_counter()
         outcome = "error"

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-import structlog
-
+from forkyard.base.backoff import Backoff
 from forkyard.base.errors import ForkyardError
 from forkyard.base.ids import new_short_id
+from forkyard.base.logging import get_logger
 from forkyard.sandboxes.core import Core
-from forkyard.sandboxes.driver import EgressPolicy, Handle
-from forkyard.sandboxes.endings import remove_machine
+from forkyard.sandboxes.driver import EgressPolicy, Handle, MachineLost
+from forkyard.sandboxes.endings import remove_behind, remove_machine
 from forkyard.sandboxes.models import Snapshot
 from forkyard.sandboxes.snapshots import Manifest
 
-log = structlog.stdlib.get_logger(__name__)
+log = get_logger(__name__)
 
 WARM_PREFIX = "warm-"
+_HEALTH_RETRY_S = 0.02
 DEFAULT_EGRESS = EgressPolicy(allow=(), deny=(), allow_internet=True)
 
 
@@ -33,6 +36,7 @@ class WarmPool:
         self._targets: dict[str, int] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._ready: dict[str, list[Handle]] = {}
+        self._failing: dict[str, _Failing] = {}
         self._wake = asyncio.Event()
         self._paused = False
 
@@ -63,6 +67,11 @@ class WarmPool:
             self._wake.set()
         return handle
 
+    def give_back(self, snapshot_id: str, handle: Handle) -> None:
+        """A machine that was claimed and not used."""
+        self._ready.setdefault(snapshot_id, []).append(handle)
+        self._wake.set()
+
     def discard(self, machine_name: str) -> bool:
         """Forget a machine that died; whether it was one of ours."""
         for handles in self._ready.values():
@@ -78,19 +87,10 @@ class WarmPool:
 
     async def run(self) -> None:
         """Fill and empty until cancelled, one machine at a time so that creates go first."""
-        backoff = 0.5
         while True:
-            try:
-                worked = await self._step()
-                backoff = 0.5
-            except (ForkyardError, OSError) as error:
-                log.warning("warm pool could not be filled", error=str(error), retry_s=backoff)
-                await self._core.clock.sleep(backoff)
-                backoff = min(backoff * 2, 30.0)
-                continue
-            if not worked:
-                self._wake.clear()
-                await self._wake.wait()
+            self._wake.clear()
+            if not await self._step():
+                await self._wait()
 
     async def drain(self) -> None:
         """End all warm machines (the server stops)."""
@@ -100,17 +100,51 @@ class WarmPool:
         await asyncio.gather(*(remove_machine(self._core, h) for h in handles))
 
     async def _step(self) -> bool:
+        """Make or end one machine; False when there is nothing to do now."""
         for snapshot_id, wanted in list(self._targets.items()):
             ready = self._ready.setdefault(snapshot_id, [])
             if len(ready) > wanted:
                 await remove_machine(self._core, ready.pop(0))
                 return True
-            if len(ready) < wanted and not self._paused:
-                ready.append(await self._restore(self._snapshots[snapshot_id]))
+            if len(ready) < wanted and not self._paused and self._may_try(snapshot_id):
+                await self._fill(self._snapshots[snapshot_id])
                 return True
         return False
 
+    async def _fill(self, snapshot: Snapshot) -> None:
+        try:
+            handle = await self._restore(snapshot)
+        except (ForkyardError, OSError) as error:
+            # The others go on: one template that cannot be restored must not empty all pools.
+            failing = self._failing.setdefault(snapshot.id, _Failing())
+            delay = failing.backoff.next_delay()
+            failing.until = self._core.clock.monotonic() + delay
+            log.warning(
+                "warm pool could not be filled", snapshot_id=snapshot.id, error=str(error), retry_s=delay
+            )
+            return
+        self._failing.pop(snapshot.id, None)
+        self._ready.setdefault(snapshot.id, []).append(handle)
+
+    def _may_try(self, snapshot_id: str) -> bool:
+        failing = self._failing.get(snapshot_id)
+        return failing is None or failing.until <= self._core.clock.monotonic()
+
+    async def _wait(self) -> None:
+        """Until something changes, or one that failed may be tried again."""
+        now = self._core.clock.monotonic()
+        waits = [f.until - now for i, f in self._failing.items() if self._targets.get(i) and f.until > now]
+        tasks: set[asyncio.Task[Any]] = {asyncio.create_task(self._wake.wait())}
+        if waits and not self._paused:
+            tasks.add(asyncio.create_task(self._core.clock.sleep(min(waits))))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
     async def _restore(self, snapshot: Snapshot) -> Handle:
+        """A machine whose daemon has answered once, so that a create finds it ready."""
         core = self._core
         core.admission.check_disk()
         manifest = Manifest.from_json(snapshot.manifest or {})
@@ -119,4 +153,26 @@ class WarmPool:
         spec = core.driver.spec_of(
             manifest.requires, name=f"{WARM_PREFIX}{new_short_id()}", egress=DEFAULT_EGRESS
         )
-        return await core.driver.restore(spec, directory)
+        handle = await core.driver.restore(spec, directory)
+        try:
+            await self._until_healthy(handle)
+        except BaseException:
+            remove_behind(core, handle)
+            raise
+        return handle
+
+    async def _until_healthy(self, handle: Handle) -> None:
+        core = self._core
+        deadline = core.clock.monotonic() + core.settings.boot_timeout
+        while not await core.guests.health(handle.address, timeout_s=1.0):
+            if core.clock.monotonic() >= deadline:
+                raise MachineLost(f"{handle.name} does not answer")
+            await core.clock.sleep(_HEALTH_RETRY_S)
+
+
+@dataclass(slots=True)
+class _Failing:
+    """A snapshot that could not be restored, and when to try again (monotonic seconds)."""
+
+    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=30.0))
+    until: float = 0.0
