@@ -1,8 +1,31 @@
 """Marks every test by its folder (unit, contract, integration, e2e, faults), so that `-m` and the reports know them."""
 
+import sys
+from io import TextIOBase
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from forkyard.base.logging import configure_logging
+
+# A shared machine may stop a test for longer than any bound on one example allows.
+settings.register_profile("forkyard", deadline=None)
+settings.load_profile("forkyard")
+
+
+class _Stderr(TextIOBase):
+    """Whatever is standard error at the moment, as pytest exchanges it for every test."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+# Without this, structlog draws a picture of every exception, which takes seconds.
+configure_logging("pretty", stream=_Stderr())
 
 pytest_plugins = ["forkyard.testing.database"]
 

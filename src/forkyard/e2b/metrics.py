@@ -32,7 +32,8 @@ async def list_latest_metrics(
     ],
 ) -> Response:
     """The newest sample of each of these sandboxes; those that are not known or not sampled yet are left out."""
-    samples = await sandboxes.latest_samples(principal.team_id, parse_ids(sandbox_ids))
+    ids = parse_ids(sandbox_ids)
+    samples = await sandboxes.latest_samples(principal.team_id, ids)
     return answer(SandboxesWithMetrics(sandboxes={i: metric_of(sample) for i, sample in samples.items()}))
 
 

@@ -40,11 +40,12 @@ async def list_snapshots(
     name: Annotated[str, Query(description="Only those of this name or id, optionally `:tag`")] = "",
 ) -> Response:
     """List the team's snapshots, newest first."""
+    after = page.after()
     try:
         sandbox_id = parse_sandbox_id(source) if source else None
     except SandboxNotFound:
         return answer([])
     found, following = await sandboxes.snapshots(
-        principal.team_id, sandbox_id=sandbox_id, name=name or None, after=page.after(), limit=page.limit
+        principal.team_id, sandbox_id=sandbox_id, name=name or None, after=after, limit=page.limit
     )
     return answer([snapshot_info(row, names) for row, names in found], headers=next_headers(following))
