@@ -10,4 +10,7 @@ fi
 export ROOT BUILD PATH HOME
 # pyright fetches its program from npm at first use; keep it with the rest of what is built.
 export PYRIGHT_PYTHON_CACHE_DIR=$BUILD/cache/pyright PYRIGHT_PYTHON_IGNORE_WARNINGS=1
+# The same way of compiling as build-go.sh: vet and test then find most of gVisor compiled (30 s instead of 4 minutes).
+case " ${GOFLAGS:-} " in *" -trimpath "*) ;; *) GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath" ;; esac
+export GOFLAGS CGO_ENABLED=0
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV

@@ -16,6 +16,7 @@ _COMMANDS = {
     "ip": "iproute2",
     "mkfs.erofs": "erofs-utils",
     "mmdebstrap": "mmdebstrap",
+    "mount": "mount",
     "nft": "nftables",
     "setpriv": "util-linux",
     "unshare": "util-linux",

@@ -80,6 +80,16 @@ class Step(ABC):
             )
         return output
 
+    def last_line(self) -> str:
+        """What its programs said last, for the terminal."""
+        if self._log is None:
+            return ""
+        with self._log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
+            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+        line = next((line for line in reversed(lines) if line.strip()), "")
+        return "".join(char for char in line if char.isprintable())[:100]
+
     def begin(self, log: Path) -> None:
         """Start a log file anew."""
         self._log = log
@@ -181,10 +191,8 @@ def _wait(threads: Sequence[threading.Thread], began: Mapping[Step, float], boar
         while thread.is_alive():
             thread.join(timeout=0.2)
             now = time.monotonic()
-            running = {step.name: now - since for step, since in list(began.items())}
-            late = [
-                f"{name} ({seconds:.0f} s)" for name, seconds in running.items() if seconds > _STILL_SECONDS
-            ]
-            if late and now - said > _STILL_SECONDS:
+            running = {step: now - since for step, since in list(began.items())}
+            if now - said > _STILL_SECONDS and any(seconds > _STILL_SECONDS for seconds in running.values()):
                 said = now
-                board.say("still working: " + ", ".join(late))
+                for step, seconds in running.items():
+                    board.say(f"{step.name}: {seconds:.0f} s: {step.last_line()}")

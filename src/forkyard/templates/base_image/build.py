@@ -91,7 +91,6 @@ def _build_in(
     progress(f"installing {len(recipe.PACKAGES)} packages of {suite.name} and what they need")
     _install_packages(tree, scratch, suite)
     progress("writing the image file")
-    _empty(tree / "dev")
     _set_build_times(tree, started)
     image = scratch / "image.erofs"
     _run(
@@ -149,7 +148,6 @@ def _install_packages(tree: Path, scratch: Path, suite: recipe.Suite) -> None:
         *[f"--dpkgopt={option}" for option in recipe.LEFT_OUT],
         f"--include={','.join(recipe.PACKAGES)}",
         f"--components={','.join(suite.components)}",
-        f'--customize-hook=sh "{recipe.CUSTOMIZE_SCRIPT}" "$1"',
         *[suite.name, str(tree)],
     ]
     if sources:
@@ -163,17 +161,9 @@ def _install_packages(tree: Path, scratch: Path, suite: recipe.Suite) -> None:
         command,
         {**environment, "SOURCE_DATE_EPOCH": str(recipe.BUILD_EPOCH), "LC_ALL": "C", "TMPDIR": str(scratch)},
     )
+    _run(["sh", str(recipe.CUSTOMIZE_SCRIPT), str(tree)])
     for path in (tree / "etc/apt").glob("sources.list.d/*.sources"):
         path.write_text(without_credentials(path.read_text()))
-
-
-def _empty(folder: Path) -> None:
-    """Remove what is in `/dev`: nodes that mmdebstrap needed; each driver brings its own."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _set_build_times(tree: Path, started: int) -> None:

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes a plain package tree the home of an E2B-compatible sandbox. Called by mmdebstrap with the tree's path; runs as root on the host.
+# Makes a plain package tree the home of an E2B-compatible sandbox: customize.sh TREE, as root on the host. After mmdebstrap has
+# ended and not as its hook, because it empties /tmp and /run at its end.
 set -eu
 tree=$1
 path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -55,7 +56,7 @@ printf 'nameserver 8.8.8.8\nnameserver 1.1.1.1\n' >"$tree/etc/resolv.conf"
 : >"$tree/tmp/.disk"
 
 # --- what the build leaves behind, and what differs from one build to the next
-rm -rf "$tree"/var/lib/apt/lists/* "$tree"/var/cache/apt/* "$tree"/var/cache/debconf/*-old \
+rm -rf "$tree"/dev/* "$tree"/var/lib/apt/lists/* "$tree"/var/cache/apt/* "$tree"/var/cache/debconf/*-old \
 	"$tree"/var/cache/ldconfig/* "$tree"/var/cache/adduser/* "$tree"/var/log/* "$tree"/etc/apt/apt.conf.d/99mmdebstrap \
 	"$tree"/etc/dpkg/dpkg.cfg.d/99mmdebstrap "$tree"/etc/*- "$tree"/var/lib/dpkg/*-old "$tree"/var/lib/dpkg/lock* \
 	"$tree"/var/lib/dpkg/triggers/Lock "$tree"/root/.cache "$tree"/root/.npm "$tree"/run/lock
