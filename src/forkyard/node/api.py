@@ -11,8 +11,8 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from forkyard import __version__, e2b
 from forkyard.auth.service import AuthService
+from forkyard.e2b.app import create_app
 from forkyard.node import internal
 from forkyard.node.edge_client import EdgeClient
 from forkyard.node.readiness import Readiness
@@ -29,11 +29,10 @@ def make_app(
     public_domain: str | None,
 ) -> FastAPI:
     """The whole HTTP surface of the control plane."""
-    app = FastAPI(title="Forkyard", version=__version__, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
+    app = create_app()
     app.state.sandboxes = sandboxes
     app.state.auth = auth
     app.state.public_domain = public_domain
-    e2b.install(app)
     app.include_router(internal.router(sandboxes, registry, edge, readiness))
     return app
 
