@@ -30,9 +30,7 @@ GUEST_INTERFACE = "eth0"
 DEFAULT_MTU = 1500
 MINIMUM_MTU = 576
 
-crash_points(
-    "slots.reserved", "slots.namespace", "slots.connected", "slots.disconnected", "slots.unreleased"
-)
+crash_points("slots.reserved", "slots.namespace", "slots.connected", "slots.disconnected", "slots.unreleased")
 
 _GET_MTU = 0x8921
 _SOMEWHERE = IPv4Address("198.51.100.1")
