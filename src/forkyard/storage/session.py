@@ -106,8 +106,11 @@ class Database:
                 self._turn.release()
             if (seconds := monotonic() - started) > SLOW_WRITE:
                 log.warning("a transaction was open for long", seconds=round(seconds, 3), stack_info=True)
-        if durable and self._wal is not None:
-            await self._wal.flush()
+        if self._wal is not None:
+            if durable:
+                await self._wal.flush()
+            else:
+                self._wal.flush_soon()
 
     async def flush(self) -> None:
         """Make durable what was committed before this call with `durable=False` too.

@@ -17,7 +17,17 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from forkyard.base.logging import get_logger
 from forkyard.storage.errors import DatabaseFull, DatabaseUnavailable
+
+log = get_logger(__name__)
+
+SOON = 5.0
+"""Seconds after which a commit that nobody waits for is flushed: how much a crash of the host may take back.
+
+Not less: on ext4 a flush makes the journal commit, with the data of whatever else is being written, and the
+kernel does that every 5 seconds anyway.
+"""
 
 
 class WalFlush:
@@ -29,6 +39,7 @@ class WalFlush:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wal-flush")
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def flush(self) -> None:
         """Return when all that was committed before this call is on the disk.
@@ -36,16 +47,31 @@ class WalFlush:
         Raises DatabaseFull or DatabaseUnavailable when the disk fails; a crash of the host may take it back
         then.
         """
-        # A flush that runs already may have begun before our commit: the next one is ours.
-        if self._next is None:
-            self._next = asyncio.create_task(self._round(self._running))
-        await asyncio.shield(self._next)
+        await asyncio.shield(self._join_next())
+
+    def flush_soon(self) -> None:
+        """Have all that was committed before this call on the disk a few seconds later; does not wait."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SOON, self._start_flush)
 
     async def close(self) -> None:
         """End the thread, after the flushes that were asked for."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._start_flush()
         pending = [task for task in (self._running, self._next) if task is not None]
         await asyncio.gather(*pending, return_exceptions=True)
         self._executor.shutdown(wait=False)
+
+    def _join_next(self) -> asyncio.Task[None]:
+        # A flush that runs already may have begun before our commit: the next one is ours.
+        if self._next is None:
+            self._next = asyncio.create_task(self._round(self._running))
+        return self._next
+
+    def _start_flush(self) -> None:
+        self._timer = None
+        self._join_next().add_done_callback(_log_failure)
 
     async def _round(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -65,3 +91,8 @@ class WalFlush:
             raise kind(f"cannot flush the database: {error.strerror}") from error
         finally:
             os.close(log)
+
+
+def _log_failure(flush: asyncio.Task[None]) -> None:
+    if not flush.cancelled() and (error := flush.exception()) is not None:
+        log.error("the database could not be flushed", error=str(error))
