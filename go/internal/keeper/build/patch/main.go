@@ -10,6 +10,8 @@
 //     places one fork only, gives it its own stdio, and knows the pid at once.
 //   - client.Dial: runsc waits for a sandbox's answer without end. The keeper's own dialler sets deadlines.
 //   - urpc: an answer has no size limit, and the sandbox is hostile.
+//   - network.go: runsc leaves its copy of the sandbox's packet socket open until it exits. In a process that does not
+//     exit it stays in the fanout group of the interface and swallows its share of the next sandbox's packets.
 package main
 
 import (
@@ -44,6 +46,17 @@ var changes = []change{
 // BeforeStart, when set, is called on the locked thread that forks cmd, in the namespaces that cmd will have. It may
 // change cmd; the function it returns is called on the same thread after the fork, with the fork's error.
 var BeforeStart func(cmd *exec.Cmd) (after func(error), err error)
+`,
+	},
+	{
+		file: "gvisor.dev/gvisor/runsc/sandbox/network.go",
+		old:  "\tlog.Debugf(\"Setting up network, config: %+v\", args)\n",
+		new: `	defer func() {
+		for _, f := range args.FilePayload.Files {
+			_ = f.Close()
+		}
+	}()
+	log.Debugf("Setting up network, config: %+v", args)
 `,
 	},
 	{

@@ -21,7 +21,7 @@ var (
 func main() {
 	runtime.GOMAXPROCS(2)
 	go func() {
-		for range time.Tick(time.Millisecond) {
+		for range time.Tick(20 * time.Millisecond) {
 			counter.Add(1)
 		}
 	}()
