@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
@@ -33,17 +34,26 @@ MAX_PROBLEMS = 5
 """Wrong fields named in one answer."""
 
 
+class Told(Enum):
+    """What of an error's message goes out; all of it is logged."""
+
+    MESSAGE = "message"
+    OUTCOME = "outcome"
+    """What comes before the first colon: how things stand now. The cause behind it may name hosts, paths, or what a
+    driver said."""
+    NOTHING = "nothing"
+    """The default message of its class instead."""
+
+
 class Rule(NamedTuple):
     status: int
-    told: bool = True
-    """Whether the error's own message goes out. If not, its class's default one does: the own one may name hosts,
-    paths or what a driver said, and is only logged."""
+    told: Told = Told.MESSAGE
     retry_after: float | None = None
     """Seconds, when the error itself does not know."""
 
 
 RULES: Mapping[type[base.ForkyardError], Rule] = {
-    base.ForkyardError: Rule(500, told=False),
+    base.ForkyardError: Rule(500, told=Told.NOTHING),
     base.InvalidInput: Rule(400),
     base.TooLarge: Rule(413),
     base.NotAuthenticated: Rule(401),
@@ -52,18 +62,19 @@ RULES: Mapping[type[base.ForkyardError], Rule] = {
     base.Conflict: Rule(409),
     base.LimitExceeded: Rule(429),
     base.StorageFull: Rule(507),
-    base.Unavailable: Rule(503, told=False),
-    base.DeadlineExceeded: Rule(504, told=False),
+    base.Unavailable: Rule(503, told=Told.NOTHING),
+    base.DeadlineExceeded: Rule(504, told=Told.NOTHING),
     sandboxes.IdempotencyMismatch: Rule(422),
     # Still in a transition after a long wait. Not 409: on a pause the SDKs take that for "paused already".
     sandboxes.WrongState: Rule(503),
     sandboxes.AlreadyPaused: Rule(409),
     sandboxes.AlreadyRunning: Rule(409),
     sandboxes.NotRunning: Rule(409),
-    sandboxes.GuestUnresponsive: Rule(503, told=False),
+    sandboxes.TransitionFailed: Rule(500, told=Told.OUTCOME),
+    sandboxes.GuestUnresponsive: Rule(503, told=Told.NOTHING),
     # Nothing was written. Not 409, for the same reason.
-    storage.DatabaseConflict: Rule(503, told=False, retry_after=1),
-    storage.DatabaseFull: Rule(507, told=False),
+    storage.DatabaseConflict: Rule(503, told=Told.NOTHING, retry_after=1),
+    storage.DatabaseFull: Rule(507, told=Told.NOTHING),
 }
 
 # There "not found" and "conflict" speak of processes and addresses, never of what the client asked for.
@@ -86,10 +97,16 @@ def rule_of(error: base.ForkyardError) -> Rule:
 def describe(error: base.ForkyardError, request_id: str | None) -> Error:
     """The body for an error; also for one that is part of a successful answer (a fork's child)."""
     rule = rule_of(error)
-    message = error.message if rule.told else default_message(error)
+    message = _told_of(error, rule.told)
     if rule.status == 500 and request_id is not None:
         message = f"{message} (request {request_id})"
     return Error(code=rule.status, message=message[:MAX_MESSAGE], error_code=error.code)
+
+
+def _told_of(error: base.ForkyardError, told: Told) -> str:
+    if told is Told.MESSAGE:
+        return error.message
+    return error.message.partition(": ")[0] if told is Told.OUTCOME else default_message(error)
 
 
 def default_message(error: base.ForkyardError) -> str:
@@ -138,7 +155,7 @@ async def _on_forkyard_error(request: Request, error: Exception) -> Response:
     body = describe(error, request_id_of(request.scope))
     if rule.status == 500:
         log.error("request failed", error=error.message, code=error.code, exc_info=error)
-    elif not rule.told:
+    elif rule.told is not Told.MESSAGE:
         log.warning("request failed", error=error.message, code=error.code)
     retry_after = getattr(error, "retry_after", None) or rule.retry_after
     return answer(body, status=rule.status, headers=retry_headers(rule.status, retry_after))

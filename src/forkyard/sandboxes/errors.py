@@ -6,7 +6,7 @@ from forkyard.base.errors import Conflict, ForkyardError, InvalidInput, LimitExc
 
 
 class SandboxNotFound(NotFound):
-    """The sandbox doesn't exist or you don't have access to it"""
+    """The sandbox does not exist, or you have no access to it."""
 
     code = "sandbox_not_found"
 
@@ -16,7 +16,7 @@ class SandboxNotFound(NotFound):
 
 
 class TemplateNotFound(NotFound):
-    """The template doesn't exist or you don't have access to it"""
+    """The template does not exist, or you have no access to it."""
 
     code = "template_not_found"
 
@@ -25,7 +25,7 @@ class TemplateNotFound(NotFound):
 
 
 class SnapshotNotFound(NotFound):
-    """The snapshot doesn't exist or you don't have access to it"""
+    """The snapshot does not exist, or you have no access to it."""
 
     code = "snapshot_not_found"
 
@@ -66,7 +66,7 @@ class NameTaken(Conflict):
 class IdempotencyMismatch(Conflict):
     """This idempotency key was used with another request."""
 
-    code = "idempotency_mismatch"
+    code = "idempotency_request_mismatch"  # E2B's
 
 
 class InvalidSandbox(InvalidInput):
@@ -96,7 +96,8 @@ class SnapshotDamaged(Conflict):
 class GuestUnresponsive(ForkyardError):
     """The sandbox's daemon does not answer; nothing was stopped."""
 
-    code = "sandbox_snapshot_guest_agent_unresponsive"
+    # Not E2B's `sandbox_snapshot_guest_agent_unresponsive`: that one is about a resume, and lets SDKs advise a reboot.
+    code = "guest_unresponsive"
 
 
 class TransitionFailed(ForkyardError):

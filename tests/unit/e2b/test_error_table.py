@@ -103,7 +103,7 @@ def test_the_table_names_only_statuses_that_the_sdks_know() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        sandboxes.TransitionFailed("runsc said: open /var/lib/forkyard/secret"),
+        base.ForkyardError("runsc said: open /var/lib/forkyard/secret"),
         storage.DatabaseUnavailable("cannot connect to db.internal"),
         MachineLost("signal 9 in /proc/77"),
     ],
@@ -113,6 +113,11 @@ def test_details_of_our_own_failures_stay_inside(error: base.ForkyardError) -> N
     assert body.message.startswith(default_message(error))
     for detail in ("/var", "db.internal", "/proc"):
         assert detail not in body.message
+
+
+def test_how_things_stand_after_a_failed_transition_is_told_without_the_cause() -> None:
+    error = sandboxes.TransitionFailed("the sandbox died during its pause: signal 9 in /proc/77")
+    assert describe(error, "r").message == "the sandbox died during its pause (request r)"
 
 
 def test_a_500_names_the_request() -> None:
