@@ -1,1 +1,1 @@
-"""Commands: talk HTTP through `client`, except `serve`, which starts `node`."""
+"""The command line: `forkyard`, and `aenv` for scripts written for AgentENV."""

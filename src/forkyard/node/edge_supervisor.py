@@ -9,7 +9,7 @@ from forkyard.base.clock import Clock
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
 from forkyard.host.processes import ProcessHandle, spawn_detached, wait_exit
-from forkyard.node.edge_client import EdgeAway, EdgeClient
+from forkyard.node.edge_client import EdgeAway, EdgeClient, EdgeInfo
 from forkyard.node.readiness import Readiness
 from forkyard.node.routes import EdgeRoutes
 from forkyard.node.settings import Settings
@@ -79,7 +79,7 @@ class EdgeSupervisor:
             async with asyncio.timeout(_START_S):
                 await wait_exit(process)
 
-    async def _start(self):  # noqa: ANN202
+    async def _start(self) -> EdgeInfo:
         settings = self._settings
         log_file = settings.log_dir / "edge.log"
         arguments = [
@@ -97,6 +97,8 @@ class EdgeSupervisor:
         ]
         if settings.tls_cert is not None and settings.tls_key is not None:
             arguments += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+            if settings.tls_port:
+                arguments += ["--tls-listen", f"{settings.host}:{settings.tls_port}"]
         output = settings.log_dir / "edge.out"
         process = await spawn_detached(arguments, output=output, cgroup=self._cgroup)
         deadline = self._clock.monotonic() + _START_S

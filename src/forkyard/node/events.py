@@ -46,9 +46,7 @@ class MachineEvents:
         row = await self._row_of(machine)
         if row is None:
             return
-        await self._core.store.set_values(
-            row.id, states=[State.RUNNING], values={"unhealthy_reason": reason}
-        )
+        await self._core.store.set_values(row.id, states=[State.RUNNING], values={"unhealthy_reason": reason})
         if reason is None:
             self._core.journal.write(row.id, "its daemon answers again")
         else:

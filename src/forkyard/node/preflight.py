@@ -19,7 +19,9 @@ def check_host(settings: Settings) -> None:
     """Raise NotReady for the first thing that keeps a server from starting."""
     for name in ("keeper", "envd", "edge"):
         if not (settings.binaries / name).is_file():
-            raise NotReady(f"{settings.binaries / name} is missing; run `make bootstrap` (or set FORKYARD_BIN_DIR)")
+            raise NotReady(
+                f"{settings.binaries / name} is missing; run `make bootstrap` (or set FORKYARD_BIN_DIR)"
+            )
 
 
 def find_image(settings: Settings) -> BaseImage:

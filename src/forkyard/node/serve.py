@@ -6,6 +6,10 @@ import asyncio
 import signal
 import sys
 import time
+from collections.abc import Coroutine
+from typing import Any, Literal
+
+import uvloop
 
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import configure_logging
@@ -43,18 +47,21 @@ async def serve(settings: Settings) -> int:
     return 0
 
 
-async def down(settings: Settings) -> int:
-    """End every sandbox that runs, and the edge and keeper with them; answers how many there were.
+async def down(settings: Settings, *, quiet: bool) -> int:
+    """End every sandbox that runs, and the edge and keeper with them; answers the exit code.
 
     Paused sandboxes and snapshots stay. Needs that no server runs on the data directory.
     """
     configure_logging(_log_format(settings), "error")
     with Instance.open(settings.data_dir) as instance:
         server = Server(settings, instance)
-        return await server.end_all()
+        ended = await server.end_all()
+    if not quiet:
+        _say(f"{ended} sandboxes ended; nothing runs any more")
+    return 0
 
 
-def _log_format(settings: Settings) -> str:
+def _log_format(settings: Settings) -> Literal["json", "pretty"]:
     if settings.log_format == "auto":
         return "pretty" if sys.stderr.isatty() else "json"
     return settings.log_format
@@ -88,14 +95,12 @@ def run_serve(settings: Settings) -> int:
     return _run(serve(settings))
 
 
-def run_down(settings: Settings) -> int:
+def run_down(settings: Settings, *, quiet: bool) -> int:
     """Bridge from the command line."""
-    return _run(down(settings))
+    return _run(down(settings, quiet=quiet))
 
 
-def _run(work) -> int:  # noqa: ANN001
-    import uvloop  # noqa: PLC0415
-
+def _run(work: Coroutine[Any, Any, int]) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(work)

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -14,6 +13,7 @@ from forkyard.auth.service import AuthService
 from forkyard.base.clock import Clock, SystemClock
 from forkyard.base.logging import get_logger
 from forkyard.base.tasks import Operations, Supervisor
+from forkyard.drivers.gvisor.config import GvisorConfig
 from forkyard.drivers.gvisor.driver import GvisorDriver
 from forkyard.guest.client import GuestClient
 from forkyard.host.disk import write_atomically
@@ -30,6 +30,7 @@ from forkyard.node.settings import Settings
 from forkyard.sandboxes.admission import Admission, Limits
 from forkyard.sandboxes.changes import Changes
 from forkyard.sandboxes.core import Core, CoreSettings
+from forkyard.sandboxes.endings import kill
 from forkyard.sandboxes.expiry import Expiry
 from forkyard.sandboxes.journal import Journal
 from forkyard.sandboxes.recovery import recover
@@ -83,7 +84,7 @@ class Server:
             cgroup=f"forkyard-{instance.id}-edge",
         )
         self._images = ImageStore(settings.node_dir / "images")
-        self._driver = GvisorDriver(settings.gvisor(instance.id))
+        self._driver = GvisorDriver(_gvisor_config(settings, instance.id), self._clock)
         self._guests = GuestClient(self._clock)
         self._core = self._make_core()
         self._pool = WarmPool(self._core)
@@ -99,7 +100,7 @@ class Server:
                 registry=self._registry,
                 edge=self._edge_client,
                 readiness=self._readiness,
-                public_domain=settings.domain if settings.tls_cert else None,
+                public_domain=settings.public_domain or (settings.domain if settings.tls_cert else None),
             ),
             settings.api_socket,
         )
@@ -131,6 +132,30 @@ class Server:
         await self._make_template(image)
         self._readiness.done("template")
         self._start_loops()
+
+    async def end_all(self) -> int:
+        """End everything that runs, without serving; answers how many sandboxes that were."""
+        settings = self.settings
+        if not (settings.data_dir / "forkyard.db").exists() and not settings.database_url:
+            return 0
+        await migrate(self._database.url)
+        await self._edge_client.open()
+        await self._guests.open()
+        await self._driver.open()
+        ended = 0
+        for row in await self._core.store.of_node(self._core.node_id):
+            if row.state is not State.PAUSED:
+                ended += 1
+        await recover(self._core)
+        for row in await self._core.store.running(self._core.node_id):
+            await kill(self._core, row.id, team_id=None, reason="the server was taken down")
+        await self._operations.drain(DRAIN_S)
+        await self._edge.shutdown()
+        await self._driver.close()
+        await self._guests.close()
+        await self._edge_client.close()
+        await self._database.close()
+        return ended
 
     async def stop(self) -> int:
         """Stop cleanly; answers how many sandboxes run on. With none left, edge and driver end too."""
@@ -225,6 +250,16 @@ def _team_limits(settings: Settings) -> Limits:
     )
 
 
-def runtime_files(settings: Settings) -> tuple[Path, ...]:
-    """What `make` must have built before a server can start."""
-    return tuple(settings.binaries / name for name in ("keeper", "envd", "edge"))
+def _gvisor_config(settings: Settings, instance: str) -> GvisorConfig:
+    return GvisorConfig(
+        instance=instance,
+        data_dir=settings.data_dir,
+        node_dir=settings.node_dir,
+        run_dir=settings.run_dir,
+        log_dir=settings.log_dir,
+        binaries=settings.binaries,
+        subnets=settings.subnets,
+        internal_allowed=tuple(settings.internal_allowed),
+        empty_machines=settings.empty_pool,
+        keeper=settings.keeper,
+    )

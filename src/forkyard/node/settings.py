@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 DEFAULT_DATA_DIR = Path("/var/lib/forkyard")
 
@@ -41,8 +46,13 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 3000
     domain: str = "localhost"
     """Public domain: sandboxes are reached at `<port>-<id>.<domain>` too."""
+    public_domain: str | None = None
+    """What SDKs are told as the sandboxes' domain, with its port if that is not 443; `domain` when TLS is on."""
     tls_cert: Path | None = None
+    """PEM file with the certificate chain for `domain` and `*.domain`."""
     tls_key: Path | None = None
+    tls_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """A second port for TLS, the first one staying plain; 0: TLS on the first port."""
 
     log_format: Literal["auto", "json", "pretty"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -143,7 +153,7 @@ class Settings(BaseSettings):
     def url(self) -> str:
         """What clients on this machine use."""
         scheme = "https" if self.tls_cert else "http"
-        host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else self.host  # noqa: S104
+        host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else self.host
         return f"{scheme}://{host}:{self.port}"
 
 

@@ -1,0 +1,275 @@
+"""Client of one keeper, and its process: started when it is not there, adopted when it is. Contract: `specs/keeper.md`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from forkyard.base.clock import Clock
+from forkyard.base.logging import get_logger
+from forkyard.drivers.gvisor.config import NODE, GvisorConfig
+from forkyard.drivers.gvisor.runtime import Container, ContainerEvent, ContainerRequest
+from forkyard.host.addresses import Slot
+from forkyard.host.errors import ProcessGone
+from forkyard.host.processes import ProcessHandle, spawn_detached, wait_exit
+from forkyard.sandboxes.driver import CheckpointFile, DriverError, HostFull, MachineLost
+
+log = get_logger(__name__)
+
+_CALL = aiohttp.ClientTimeout(total=120.0, sock_connect=2.0)
+_START_S = 10.0
+_LOOK_S = 0.01
+_RESTART_S = 5.0
+_MAX_LINE = 1 << 16
+
+
+class KeeperAway(DriverError):
+    """The keeper does not answer."""
+
+    code = "keeper_away"
+
+
+class Keeper:
+    """Implements `Runtime` over the keeper's socket."""
+
+    def __init__(self, config: GvisorConfig, runtime: str, binary: Path, clock: Clock) -> None:
+        """`runtime`: sha256 of the binary."""
+        self._config = config
+        self._binary = binary
+        self._clock = clock
+        self._tag = runtime[:12]
+        self._socket = config.run_dir / f"keeper-{self._tag}.sock"
+        self._session: aiohttp.ClientSession | None = None
+        self._process: ProcessHandle | None = None
+        self._starting = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Raises KeeperAway with what the keeper's output says."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path=str(self._socket), limit=0), read_bufsize=_MAX_LINE
+        )
+        try:
+            await self._ensure()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def shutdown(self) -> None:
+        process, self._process = self._process, None
+        try:
+            await self._once("POST", "/v1/shutdown", {})
+        except KeeperAway:
+            return
+        if process is not None:
+            await wait_exit(process)
+
+    async def list(self) -> Sequence[Container]:
+        return [_container(raw) for raw in await self._call("GET", "/v1/containers", None)]
+
+    async def get(self, container_id: str) -> Container | None:
+        try:
+            return _container(await self._call("GET", f"/v1/containers/{container_id}", None))
+        except MachineLost:
+            return None
+
+    async def create(self, container_id: str, request: ContainerRequest) -> Container:
+        body = {
+            "spec": request.spec,
+            "stdio": {"stdout": request.log, "stderr": request.log},
+            "cgroup_memory_limit_bytes": request.cgroup_memory_limit,
+            "oom_score_adj": 500,
+            "net": _net(request.slot),
+        }
+        return _container(await self._call("PUT", f"/v1/containers/{container_id}", body))
+
+    async def start(self, container_id: str, slot: Slot) -> Container:
+        return _container(
+            await self._call("POST", f"/v1/containers/{container_id}/start", {"net": _net(slot)})
+        )
+
+    async def restore(self, container_id: str, directory: Path, slot: Slot) -> Container:
+        body = {"dir": str(directory), "net": _net(slot)}
+        return _container(await self._call("POST", f"/v1/containers/{container_id}/restore", body))
+
+    async def checkpoint(
+        self, container_id: str, directory: Path, *, leave_running: bool
+    ) -> Sequence[CheckpointFile]:
+        body = {"dir": str(directory), "leave_running": leave_running}
+        answer = await self._call("POST", f"/v1/containers/{container_id}/checkpoint", body)
+        return [CheckpointFile(str(f["name"]), int(f["size"])) for f in answer["files"]]
+
+    async def delete(self, container_id: str) -> None:
+        try:
+            await self._call("DELETE", f"/v1/containers/{container_id}", None)
+        except MachineLost:
+            return
+
+    async def watch(self, container_id: str, *, health_url: str, memory_marks: Sequence[int]) -> None:
+        body = {
+            "health_url": health_url,
+            "interval_ms": 3000,
+            "timeout_ms": 2500,
+            "strikes": 2,
+            "memory_event_bytes": list(memory_marks),
+        }
+        await self._call("POST", f"/v1/containers/{container_id}/watch", body)
+
+    async def events(self) -> AsyncIterator[ContainerEvent]:
+        """Goes on with the next keeper when this one dies; its sandboxes' deaths meanwhile are told from the list."""
+        while self._session is not None:
+            try:
+                for container in await self.list():
+                    if container.status == "stopped":
+                        yield ContainerEvent("exit", container.id, container.reason or "unknown")
+                async for event in self._stream():
+                    yield event
+            except (DriverError, aiohttp.ClientError, OSError, ValueError) as error:
+                log.warning("the keeper's event stream broke", error=str(error))
+            await self._clock.sleep(_LOOK_S * 5)
+
+    # ------------------------------------------------------------------------------------------------
+
+    async def _stream(self) -> AsyncIterator[ContainerEvent]:
+        if self._session is None:
+            return
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=15.0)
+        # A new keeper counts from 1 again, so every stream begins with what is kept; repeats do no harm.
+        async with self._session.get("http://keeper/v1/events?after=0", timeout=timeout) as response:
+            async for line in response.content:
+                raw = json.loads(line)
+                if raw.get("type") in ("exit", "unhealthy", "healthy", "memory"):
+                    yield ContainerEvent(raw["type"], str(raw["id"]), _reason(raw))
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        """Once more after a keeper that died; whether the first try had an effect is for the caller's clean-up."""
+        try:
+            return await self._once(method, path, body)
+        except KeeperAway:
+            await self._ensure()
+            if method != "GET":
+                raise
+            return await self._once(method, path, body)
+
+    async def _once(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        if self._session is None:
+            raise KeeperAway("the driver is closed")
+        try:
+            async with self._session.request(
+                method, f"http://keeper{path}", json=body, timeout=_CALL
+            ) as response:
+                if response.status == 204:
+                    return None
+                answer: Any = await response.json(content_type=None)
+                if response.status >= 300:
+                    raise _error(response.status, answer)
+                return answer
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise KeeperAway(f"the keeper does not answer: {error!r}") from error
+
+    async def _ensure(self) -> None:
+        """Adopt or start the process."""
+        async with self._starting:
+            try:
+                await self._adopt()
+                return
+            except KeeperAway:
+                if self._process is not None:
+                    await self._wait_dead(self._process)
+            output = self._config.log_dir / f"keeper-{self._tag}.out"
+            process = await spawn_detached(
+                self._arguments(), output=output, cgroup=f"forkyard-{self._config.instance}-keeper"
+            )
+            deadline = self._clock.monotonic() + _START_S
+            while True:
+                try:
+                    await self._adopt()
+                    return
+                except KeeperAway as error:
+                    if not process.alive() or self._clock.monotonic() > deadline:
+                        raise KeeperAway(f"the keeper did not start: {_tail(output)}") from error
+                await self._clock.sleep(_LOOK_S)
+
+    async def _wait_dead(self, process: ProcessHandle) -> None:
+        try:
+            async with asyncio.timeout(_RESTART_S):
+                await wait_exit(process)
+        except TimeoutError:
+            raise KeeperAway("the keeper hangs") from None
+
+    async def _adopt(self) -> None:
+        info = await self._once("GET", "/v1/info", None)
+        try:
+            self._process = ProcessHandle.of(int(info["pid"]))
+        except ProcessGone as error:
+            raise KeeperAway(error.message) from error
+
+    def _arguments(self) -> list[str]:
+        config = self._config
+        return [
+            str(self._binary),
+            "keep",
+            "--socket",
+            str(self._socket),
+            # Short, because the sandboxes' control sockets lie under it.
+            "--root",
+            f"{NODE}/k/{self._tag[:8]}",
+            "--instance",
+            config.instance,
+            "--bind",
+            f"{config.node_dir}={NODE}",
+            "--log",
+            str(config.log_dir / f"keeper-{self._tag}.log"),
+        ]
+
+
+def _net(slot: Slot) -> dict[str, str]:
+    return {
+        "netns": slot.netns_path,
+        "interface": "eth0",
+        "address": slot.address_with_prefix,
+        "gateway": str(slot.gateway),
+    }
+
+
+def _container(raw: Any) -> Container:
+    return Container(
+        str(raw["id"]), str(raw["status"]), int(raw["pid"]), int(raw["pid_start_time"]), _reason(raw)
+    )
+
+
+def _reason(raw: Any) -> str:
+    if raw.get("reason"):
+        return str(raw["reason"])[:300]
+    if raw.get("signal"):
+        return f"signal {raw['signal']}"
+    if raw.get("exit_code") is not None:
+        return f"exited {raw['exit_code']}"
+    return ""
+
+
+def _error(status: int, answer: Any) -> DriverError | HostFull:
+    code, message = str(answer.get("code", status)), str(answer.get("message", "no message"))[:1000]
+    if code == "no_space":
+        return HostFull(message)
+    if code == "not_found":
+        return MachineLost(message)
+    if code == "timeout":
+        return MachineLost(f"the sandbox does not answer: {message}")
+    return DriverError(message)
+
+
+def _tail(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[-2000:].strip() or "no output"
+    except OSError:
+        return "no output"
