@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from forkyard.node import settings as node_settings
 from forkyard.node.serve import run_down, run_serve
 
-app = typer.Typer(help="Computers for AI agents that pause, resume and fork.", no_args_is_help=True)
+app = typer.Typer(help="Computers for AI agents that pause, resume and fork.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 DataDir = Annotated[Path | None, typer.Option(help="Database, snapshots, images and sockets of the server.")]
 

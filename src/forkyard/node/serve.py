@@ -31,11 +31,7 @@ async def serve(settings: Settings) -> int:
     started = time.perf_counter()
     with Instance.open(settings.data_dir) as instance:
         server = Server(settings, instance)
-        try:
-            await server.start(image, _progress)
-        except BaseException:
-            await server.stop()
-            raise
+        await server.start(image, _progress)
         _announce(settings, time.perf_counter() - started)
         await stop.wait()
         _say("stopping ...")

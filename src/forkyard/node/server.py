@@ -37,6 +37,7 @@ from forkyard.sandboxes.recovery import recover
 from forkyard.sandboxes.samples import Samples
 from forkyard.sandboxes.service import Sandboxes
 from forkyard.sandboxes.snapshots import SnapshotFiles
+from forkyard.sandboxes.state import State
 from forkyard.sandboxes.store import SandboxStore
 from forkyard.sandboxes.telemetry import Telemetry
 from forkyard.sandboxes.warm import WarmPool
@@ -107,6 +108,15 @@ class Server:
 
     async def start(self, image: BaseImage, progress: Progress) -> None:
         """Everything up to the point where clients are served. What was started is stopped again if this raises."""
+        try:
+            await self._start(image, progress)
+        except BaseException:
+            await self._loops.stop()
+            await self._operations.drain(DRAIN_S)
+            await self._stack.aclose()
+            raise
+
+    async def _start(self, image: BaseImage, progress: Progress) -> None:
         settings = self.settings
         for directory in (settings.run_dir, settings.log_dir, settings.snapshot_dir, settings.journal_dir):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -84,7 +84,7 @@ class GvisorDriver:
     async def open(self) -> None:
         """Bring binaries in, adopt or start keepers, take over network and machines, remove what nobody owns."""
         config = self._config
-        for name in ("images", "disks", "logs", "volumes", "machines", "k"):
+        for name in ("images", "disks", "logs", "volumes", "machines"):
             (config.node_dir / name).mkdir(parents=True, exist_ok=True)
         self._newest_runtime = await self._binaries.install(config.binaries / "keeper")
         self._newest_envd = await self._binaries.install(config.binaries / "envd")

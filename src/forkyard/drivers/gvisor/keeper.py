@@ -44,6 +44,7 @@ class Keeper:
         self._clock = clock
         self._tag = runtime[:12]
         self._socket = config.run_dir / f"keeper-{self._tag}.sock"
+        self._root = config.node_dir / "keeper" / self._tag
         self._session: aiohttp.ClientSession | None = None
         self._process: ProcessHandle | None = None
         self._starting = asyncio.Lock()
@@ -185,6 +186,7 @@ class Keeper:
             except KeeperAway:
                 if self._process is not None:
                     await self._wait_dead(self._process)
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             output = self._config.log_dir / f"keeper-{self._tag}.out"
             process = await spawn_detached(
                 self._arguments(), output=output, cgroup=f"forkyard-{self._config.instance}-keeper"
@@ -220,9 +222,8 @@ class Keeper:
             "keep",
             "--socket",
             str(self._socket),
-            # Short, because the sandboxes' control sockets lie under it.
             "--root",
-            f"{NODE}/k/{self._tag[:8]}",
+            str(self._root),
             "--instance",
             config.instance,
             "--bind",
