@@ -66,10 +66,13 @@ class Hierarchies:
         )
 
 
-_VERSION_1 = frozenset(
-    ("cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "freezer")
-    + ("blkio", "net_cls", "net_prio", "hugetlb", "perf_event", "rdma")
-)
+_VERSION_1 = {"cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "freezer", "blkio"} | {
+    "net_cls",
+    "net_prio",
+    "hugetlb",
+    "perf_event",
+    "rdma",
+}
 
 
 @lru_cache(maxsize=1)

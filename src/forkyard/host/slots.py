@@ -158,6 +158,8 @@ class Slots:
         loses its interface, and goes when the process goes.
         """
         slots = list(doomed)
+        if not slots:
+            return
         self._delete_interfaces(slot.interface for slot in slots)
         crash_point("slots.disconnected")
         for slot in slots:
@@ -220,7 +222,7 @@ class Slots:
             try:
                 match = links.parse_route(self._route.get(links.find_route(address)))
             except NetlinkError:
-                continue  # no route at all
+                continue  # no route, or one that says that nothing is there
             if match.prefix_length >= max(1, self._pool.range.prefixlen):
                 return True
         return False
