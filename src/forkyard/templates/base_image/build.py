@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,18 +91,13 @@ def _build_in(
     progress(f"installing {len(recipe.PACKAGES)} packages of {suite.name} and what they need")
     _install_packages(tree, scratch, suite)
     progress("writing the image file")
-    _set_build_times(tree, started)
+    newest = _set_build_times(tree, started)
     image = scratch / "image.erofs"
+    image_uuid = uuid.uuid5(uuid.NAMESPACE_OID, recipe_hash)
     _run(
-        [
-            *["mkfs.erofs", "--quiet", "-x-1", "-Enoinline_data"],
-            *[
-                f"-T{recipe.BUILD_EPOCH}",
-                "--preserve-mtime",
-                f"-U{uuid.uuid5(uuid.NAMESPACE_OID, recipe_hash)}",
-            ],
-            *[str(image), str(tree)],
-        ]
+        ["mkfs.erofs", "--quiet", "-x-1", "-Enoinline_data", f"-U{image_uuid}", str(image), str(tree)],
+        # The time of the file system itself, and the latest that any file may have. (`-T` would give it to all files.)
+        {"SOURCE_DATE_EPOCH": str(newest)},
     )
     with image.open("rb+") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -154,26 +149,29 @@ def _install_packages(tree: Path, scratch: Path, suite: recipe.Suite) -> None:
         sources_file = scratch / "host.sources"
         sources_file.write_text(sources)
         command.append(str(sources_file))
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON", "NODE_"))
-    }
-    _run(
-        command,
-        {**environment, "SOURCE_DATE_EPOCH": str(recipe.BUILD_EPOCH), "LC_ALL": "C", "TMPDIR": str(scratch)},
-    )
+    # Not SOURCE_DATE_EPOCH: with it Python writes .pyc files that it checks by hashing the source at each import.
+    _run(command, {"TMPDIR": str(scratch)})
     _run(["sh", str(recipe.CUSTOMIZE_SCRIPT), str(tree)])
     for path in (tree / "etc/apt").glob("sources.list.d/*.sources"):
         path.write_text(without_credentials(path.read_text()))
 
 
-def _set_build_times(tree: Path, started: int) -> None:
-    """Give everything that the build wrote one fixed time, so that two builds of the same packages equal."""
+def _set_build_times(tree: Path, started: int) -> int:
+    """Give everything that the build wrote one fixed time, so that two builds of the same packages are equal.
+
+    Returns the newest time that is left in the tree, in seconds.
+    """
+    newest = recipe.BUILD_EPOCH
     for folder, folders, files in os.walk(tree, topdown=False):
         for name in [*folders, *files]:
             path = os.path.join(folder, name)
-            if os.lstat(path).st_mtime >= started:
+            modified = int(os.lstat(path).st_mtime)
+            if modified >= started:
                 os.utime(path, (recipe.BUILD_EPOCH, recipe.BUILD_EPOCH), follow_symlinks=False)
+            else:
+                newest = max(newest, modified)
     os.utime(tree, (recipe.BUILD_EPOCH, recipe.BUILD_EPOCH))
+    return newest
 
 
 def _check_host(folder: Path) -> None:
@@ -191,8 +189,13 @@ def _check_host(folder: Path) -> None:
         raise BuildError(f"{folder} has {free >> 20} MB free and the build needs {_NEEDED_BYTES >> 20} MB")
 
 
-def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
+def _run(command: list[str], extra_environment: Mapping[str, str] | None = None) -> None:
     """Run with this program's own output; `BuildError` when it fails."""
+    # Settings of the caller's Python and npm must not reach the packages' own scripts.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON", "NODE_"))
+    }
+    environment |= {"LC_ALL": "C", **(extra_environment or {})}
     result = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
     if result.returncode:
         tool = "mmdebstrap" if "mmdebstrap" in command else command[0]

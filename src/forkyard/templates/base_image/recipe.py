@@ -52,7 +52,7 @@ ENV = {
 BUILD_EPOCH = 1735689600
 
 # Raised when the code around the recipe changes what comes out.
-FORMAT = 1
+FORMAT = 3
 
 
 @dataclass(frozen=True)
