@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -319,6 +320,25 @@ func TestOldAndOddClients(t *testing.T) {
 			t.Errorf("got %d", res.StatusCode)
 		}
 	})
+}
+
+func TestNothingIsAddedToAnAnswer(t *testing.T) {
+	r := newRig(t)
+	a := newSandbox(t)
+	port := a.raw(0, func(c *net.TCPConn, in *bufio.Reader) {
+		if readHead(in) == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 299 Odd\r\nX-Twice: 1\r\nX-Twice: 2\r\nKeep-Alive: x\r\nSet-Cookie: kept=1\r\nContent-Length: 15\r\n\r\n<html>hi</html>")
+		}
+	})
+	r.push(running(idA, 1, a.address))
+	got := r.get("/", to(idA, port))
+	got.expect(t, 299, "<html>hi</html>")
+	got.header.Del("Date")
+	got.header.Del("Connection")
+	want := http.Header{"X-Twice": {"1", "2"}, "Set-Cookie": {"kept=1"}, "Content-Length": {"15"}}
+	if !reflect.DeepEqual(got.header, want) {
+		t.Errorf("headers %v, want %v", got.header, want)
+	}
 }
 
 func TestLongDownloads(t *testing.T) {

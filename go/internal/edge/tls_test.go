@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -121,12 +122,14 @@ func TestHTTP2StreamsAreResetAlone(t *testing.T) {
 	r, ca, _ := newTLSRig(t)
 	a, b := newSandbox(t), newSandbox(t)
 	portA := a.serve(0, streams)
+	var written atomic.Int64
 	floods := a.serve(0, func(w http.ResponseWriter, req *http.Request) {
 		buf := make([]byte, 1<<20)
 		for req.Context().Err() == nil {
 			if _, err := w.Write(buf); err != nil {
 				return
 			}
+			written.Add(1)
 		}
 	})
 	send := make(chan string)
@@ -150,6 +153,15 @@ func TestHTTP2StreamsAreResetAlone(t *testing.T) {
 		return res.Body
 	}
 	dying, unread := open(idA, portA), open(idA, floods)
+	last, still := int64(-1), 0
+	eventually(t, "every window and buffer on the way is full", func() bool {
+		now := written.Load()
+		if now != last || now == 0 {
+			last, still = now, 0
+		}
+		still++
+		return still > 50
+	})
 	go func() { send <- "one" }()
 	living := open(idB, portB)
 	buf := make([]byte, 10)
@@ -160,6 +172,9 @@ func TestHTTP2StreamsAreResetAlone(t *testing.T) {
 	r.remove(idA, 1)
 	if took := time.Since(started); took > time.Second {
 		t.Errorf("removal took %v", took)
+	}
+	if _, text := r.call("GET", "/metrics", nil); !strings.Contains(text, "forkyard_edge_open_streams 1\n") {
+		t.Error("a stream of the removed sandbox is still there")
 	}
 	for name, body := range map[string]io.Reader{"idle": dying, "flooding": unread} {
 		if _, err := io.Copy(io.Discard, body); err == nil || !strings.Contains(err.Error(), "stream error") {

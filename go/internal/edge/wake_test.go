@@ -73,9 +73,7 @@ func TestAPushEndsTheWaitBeforeTheWakeCallDoes(t *testing.T) {
 		return strings.Contains(text, `forkyard_edge_wakes_total{outcome="running"} 1`)
 	})
 	r.api.onWake(func(string, string) (int, any) { return 404, route{"code": 404, "message": "gone"} })
-	if got := r.get("/", to(idA, port)); got.code != 502 {
-		t.Errorf("got %d %s", got.code, got.body)
-	}
+	r.get("/", to(idA, port)).expect(t, 502, fmt.Sprintf(`{"sandboxId":%q,"message":"The sandbox was not found","code":502}`, idA))
 }
 
 func TestAutoResume(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 var (
@@ -82,10 +83,11 @@ type conn struct {
 	*net.TCPConn
 	backend *Backend
 	once    sync.Once
+	closed  chan struct{}
 }
 
 func (b *Backend) adopt(tcp *net.TCPConn) (net.Conn, error) {
-	c := &conn{TCPConn: tcp, backend: b}
+	c := &conn{TCPConn: tcp, backend: b, closed: make(chan struct{})}
 	b.mu.Lock()
 	if b.dead {
 		b.mu.Unlock()
@@ -99,6 +101,32 @@ func (b *Backend) adopt(tcp *net.TCPConn) (net.Conn, error) {
 	return c, nil
 }
 
+// answerGrace is how long a failed write is kept back, see Write.
+const answerGrace = 50 * time.Millisecond
+
+// Write sends p. When a server answers in the middle of a request and hangs up, the rest of the request cannot be
+// written while its answer waits to be read; the transport takes whichever it hears of first, so the bad news waits.
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.TCPConn.Write(p)
+	return n, c.keptBack(err)
+}
+
+// ReadFrom sends what r gives, like Write.
+func (c *conn) ReadFrom(r io.Reader) (int64, error) {
+	n, err := c.TCPConn.ReadFrom(r)
+	return n, c.keptBack(err)
+}
+
+func (c *conn) keptBack(err error) error {
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		select {
+		case <-time.After(answerGrace):
+		case <-c.closed:
+		}
+	}
+	return err
+}
+
 // Close closes the connection and forgets it.
 func (c *conn) Close() error {
 	c.once.Do(c.forget)
@@ -106,6 +134,7 @@ func (c *conn) Close() error {
 }
 
 func (c *conn) forget() {
+	close(c.closed)
 	c.backend.metrics.UpstreamConns.Add(-1)
 	c.backend.mu.Lock()
 	defer c.backend.mu.Unlock()
