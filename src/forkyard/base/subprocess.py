@@ -82,8 +82,8 @@ async def run_command(
     async with AsyncExitStack() as stack:
         out = await _Output.open(stack, max_output)
         err = await _Output.open(stack, max_output)
-        try:
-            process = await asyncio.create_subprocess_exec(
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *args,
                 stdin=DEVNULL if stdin is None else _file_with(stack, stdin),
                 stdout=out.write_end,
@@ -92,8 +92,15 @@ async def run_command(
                 cwd=cwd,
                 start_new_session=True,
             )
+        )
+        try:
+            process = await asyncio.shield(starting)
         except OSError as error:
             raise CommandFailed(f"cannot run {args[0]}: {error.strerror or error}") from error
+        except asyncio.CancelledError:
+            # The program may run already, with children that only we know how to end.
+            starting.add_done_callback(_kill_started)
+            raise
         streams = asyncio.gather(out.read(), err.read())
         try:
             async with asyncio.timeout(timeout):
@@ -122,15 +129,15 @@ class _Output:
 
     @classmethod
     async def open(cls, stack: AsyncExitStack, limit: int) -> "_Output":
-        read_end, write_end = (
-            stack.enter_context(FileIO(end, mode)) for end, mode in zip(os.pipe(), "rw", strict=True)
-        )
+        read_end, write_end = os.pipe()
+        writer = stack.enter_context(FileIO(write_end, "w"))
         reader = asyncio.StreamReader()
+        # The transport owns the read end from here on, and closes it in its own time.
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), read_end
+            lambda: asyncio.StreamReaderProtocol(reader), FileIO(read_end, "r")
         )
         stack.callback(transport.close)
-        return cls(reader, write_end, limit)
+        return cls(reader, writer, limit)
 
     async def read(self) -> None:
         """Read to the end, that is until all who have the write end have closed it."""
@@ -141,22 +148,31 @@ class _Output:
             self.cut = self.cut or len(chunk) > room
 
 
-def _file_with(stack: AsyncExitStack, data: bytes) -> int:
+def _file_with(stack: AsyncExitStack, data: bytes) -> FileIO:
     """A file in memory: unlike a pipe it needs nobody to feed it."""
-    descriptor = os.memfd_create("stdin")
-    stack.callback(os.close, descriptor)
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
+    file = stack.enter_context(FileIO(os.memfd_create("stdin"), "r+"))
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+    file.seek(0)
+    return file
+
+
+def _kill_started(starting: asyncio.Future[Process]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        _kill_group(starting.result())
+
+
+def _kill_group(process: Process) -> None:
+    # The group's number cannot belong to others as long as one of its members lives.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _end(process: Process, streams: asyncio.Future[Any]) -> None:
     """Kill what is left of the process group and reap the program."""
     if process.returncode is None or not streams.done():
-        # The group's number cannot belong to others as long as one of its members lives.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _kill_group(process)
         await asyncio.shield(process.wait())
         await asyncio.wait([streams], timeout=_STRAGGLERS)
     # A daemon that left the group may still hold the output open.
