@@ -140,16 +140,7 @@ class MachineGroups:
 
     async def remove(self, name: str) -> None:
         """Kill what is left in a machine's group and remove it. Idempotent. Raises HostError after 5 s."""
-        directories = [root / self._base / _checked(name) for root in self._where.roots]
-        try:
-            async with asyncio.timeout(_REMOVE_TIMEOUT):
-                while not _remove(directories):
-                    _kill(directories)
-                    await asyncio.sleep(_LOOK)
-        except TimeoutError:
-            raise HostError(
-                f"the control group of {name} cannot be removed: processes in it do not end"
-            ) from None
+        await _kill_and_remove(f"{self._base}/{_checked(name)}", self._where)
 
     async def sweep(self, keep: set[str]) -> list[str]:
         """Remove the groups of all machines but those in `keep`; answers the names removed."""
@@ -160,8 +151,7 @@ class MachineGroups:
 
     async def remove_all(self) -> None:
         """Remove the groups of all machines and the instance's own."""
-        await self.sweep(set())
-        _remove([root / self._base for root in self._where.roots])
+        await _kill_and_remove(self._base, self._where)
 
 
 def move_process(pid: int, group: str, where: Hierarchies | None = None) -> None:
@@ -183,9 +173,20 @@ def move_process(pid: int, group: str, where: Hierarchies | None = None) -> None
         raise HostError(f"cannot move process {pid} into control group {group}: {failure.strerror}")
 
 
-async def remove_service_group(group: str, where: Hierarchies | None = None) -> None:
-    """Remove a group made by `move_process` once its processes have ended; one with processes is left."""
-    _remove([root / _checked(group) for root in (where or hierarchies()).roots])
+async def remove_group(group: str, where: Hierarchies | None = None) -> None:
+    """Kill what is left in a group in the root and remove it. Idempotent. Raises HostError after 5 s."""
+    await _kill_and_remove(_checked(group), where or hierarchies())
+
+
+async def _kill_and_remove(group: str, where: Hierarchies) -> None:
+    directories = [root / group for root in where.roots]
+    try:
+        async with asyncio.timeout(_REMOVE_TIMEOUT):
+            while not _remove(directories):
+                _kill(directories)
+                await asyncio.sleep(_LOOK)
+    except TimeoutError:
+        raise HostError(f"control group {group} cannot be removed: processes in it do not end") from None
 
 
 class _Reader:

@@ -101,7 +101,7 @@ async def test_it_can_leave_our_control_group(tmp_path: Path) -> None:
         assert f"/{group}" in Path(f"/proc/{process.pid}/cgroup").read_text()
     finally:
         await end(process, grace=lab.PATIENCE)
-        await cgroups.remove_service_group(group)
+        await cgroups.remove_group(group)
     assert not [root for root in cgroups.hierarchies().roots if (root / group).exists()]
 
 
