@@ -74,6 +74,7 @@ func parse(args []string, errOut io.Writer) (edge.Config, string, error) {
 	flags := flag.NewFlagSet("edge", flag.ContinueOnError)
 	flags.SetOutput(errOut)
 	flags.StringVar(&cfg.Listen, "listen", ":3000", "address of the public port")
+	flags.StringVar(&cfg.TLSListen, "tls-listen", "", "address of a second port for TLS; --listen then stays plain")
 	flags.StringVar(&cfg.Control, "control", "", "path of the socket that the control plane calls")
 	flags.StringVar(&cfg.API, "api", "", "path of the control plane's socket")
 	flags.Var(&domains, "domain", "domain of sandbox host names; may be given several times")
@@ -90,6 +91,8 @@ func parse(args []string, errOut io.Writer) (edge.Config, string, error) {
 		return cfg, "", errors.New("--control and --api are needed")
 	case len(certFiles) != len(keyFiles):
 		return cfg, "", errors.New("--tls-cert and --tls-key go together")
+	case cfg.TLSListen != "" && len(certFiles) == 0:
+		return cfg, "", errors.New("--tls-listen needs --tls-cert and --tls-key")
 	}
 	cfg.Domains = domains
 	for i := range certFiles {

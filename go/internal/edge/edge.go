@@ -47,6 +47,9 @@ var ErrTaken = errors.New("already in use")
 // Config says where an edge listens and whom it serves.
 type Config struct {
 	Listen  string // address of the public port
+	// TLSListen is the address of a second port for TLS; the first one is then plain. Empty: with certificates the
+	// first one is for TLS.
+	TLSListen string
 	Control string // path of the socket that the control plane calls
 	API     string // path of the control plane's socket
 	Domains []string
@@ -68,6 +71,7 @@ type Edge struct {
 	public  *http.Server
 	control *http.Server
 	port    net.Listener
+	tlsPort net.Listener // nil: none of its own
 	socket  *controlSocket
 	addr    string
 
@@ -98,8 +102,17 @@ func Start(cfg Config, logger *slog.Logger, dropped func() int64) (*Edge, error)
 		return nil, err
 	}
 	e.addr = tcp.Addr().String()
-
 	set := &metrics.Set{}
+	if cfg.TLSListen != "" {
+		secure, err := listenPublic(cfg.TLSListen)
+		if err != nil {
+			_ = tcp.Close()
+			e.socket.Close()
+			return nil, err
+		}
+		e.tlsPort = listen.On(secure, cfg.MaxConnections, set)
+	}
+
 	e.table = table.New(set, cfg.MaxStreams)
 	client := controlplane.New(cfg.API, cfg.Patience)
 	handler := proxy.New(proxy.Config{
@@ -144,12 +157,18 @@ func publicServer(handler http.Handler, logger *slog.Logger, headerTimeout time.
 
 func (e *Edge) serve() {
 	go e.until("control socket", func() error { return e.control.Serve(e.socket) })
-	if e.certs == nil {
-		go e.until("public port", func() error { return e.public.Serve(e.port) })
-		return
+	if e.certs != nil {
+		e.public.TLSConfig = e.certs.Config()
 	}
-	e.public.TLSConfig = e.certs.Config()
-	go e.until("public port", func() error { return e.public.ServeTLS(e.port, "", "") })
+	secure := e.tlsPort
+	if e.certs == nil || secure != nil {
+		go e.until("public port", func() error { return e.public.Serve(e.port) })
+	} else {
+		secure = e.port
+	}
+	if secure != nil {
+		go e.until("TLS port", func() error { return e.public.ServeTLS(secure, "", "") })
+	}
 }
 
 // until runs a server; when it ends by itself the whole edge ends, so that its supervisor starts another.
