@@ -46,15 +46,15 @@ var ErrTaken = errors.New("already in use")
 
 // Config says where an edge listens and whom it serves.
 type Config struct {
-	Listen  string // address of the public port
+	Listen string // address of the public port
 	// TLSListen is the address of a second port for TLS; the first one is then plain. Empty: with certificates the
 	// first one is for TLS.
 	TLSListen string
-	Control string // path of the socket that the control plane calls
-	API     string // path of the control plane's socket
-	Domains []string
-	Certs   []certs.Pair // none: plain HTTP
-	Version string
+	Control   string // path of the socket that the control plane calls
+	API       string // path of the control plane's socket
+	Domains   []string
+	Certs     []certs.Pair // none: plain HTTP
+	Version   string
 
 	MaxConnections int           // client connections; 0: by file descriptors
 	MaxStreams     int           // requests in flight to one sandbox; 0: the default
