@@ -45,7 +45,7 @@ func parse(args []string) (*options, error) {
 	o := &options{}
 	set := flag.NewFlagSet("keeper keep", flag.ContinueOnError)
 	set.StringVar(&o.socket, "socket", "", "Unix socket to answer on")
-	set.StringVar(&o.root, "root", "", "directory for what is kept about containers")
+	set.StringVar(&o.root, "root", "", "directory for what is kept about containers; may lie in the bound one, under either name")
 	set.StringVar(&o.instance, "instance", "", "id of the instance that the containers belong to")
 	set.StringVar(&o.bind, "bind", "", "FROM=TO: the directory of the node's data, and where the keeper and all sandboxes see it")
 	set.StringVar(&o.log, "log", "", "file to log to, instead of standard error")
@@ -90,15 +90,16 @@ func Keep(args []string) int {
 }
 
 func keep(o *options) error {
-	if err := os.MkdirAll(o.root, 0o711); err != nil {
-		return err
-	}
 	if !mountns.Entered() {
 		bind, err := mountns.ParseBind(o.bind)
 		if err != nil {
 			return fmt.Errorf("--bind: %w", err)
 		}
-		return mountns.Enter([]mountns.Bind{bind, {From: o.root, To: rootPoint}})
+		root := bind.Outside(o.root)
+		if err := os.MkdirAll(root, 0o711); err != nil {
+			return err
+		}
+		return mountns.Enter([]mountns.Bind{bind, {From: root, To: rootPoint}})
 	}
 	host, err := mountns.OpenHost()
 	if err != nil {

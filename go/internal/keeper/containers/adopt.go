@@ -59,7 +59,7 @@ func (m *Manager) adopt(id string) {
 		m.undoHalfDone(c)
 		return
 	}
-	if c.runtime, err = runtime.Load(m.Runtime, id, c.dir); err != nil {
+	if c.runtime, err = runtime.Load(m.Runtime, c.dir); err != nil {
 		m.Log.Error("runsc's record of a container", "id", id, "error", err)
 		m.undoHalfDone(c)
 		return

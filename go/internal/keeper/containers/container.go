@@ -226,7 +226,8 @@ func (c *container) view() (View, bool) {
 	case c.record.Phase == phaseCreating:
 		return v, false
 	case c.record.Exit != nil:
-		v.Status, v.ExitCode, v.Signal = StatusStopped, c.record.Exit.Code, c.record.Exit.Signal
+		e := c.record.Exit
+		v.Status, v.ExitCode, v.Signal, v.Reason = StatusStopped, e.Code, e.Signal, e.Reason
 	case c.sandbox == nil || c.sandbox.Ended():
 		v.Status = StatusStopped
 	case c.record.Phase == phaseRunning:

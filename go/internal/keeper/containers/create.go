@@ -38,7 +38,7 @@ func (m *Manager) Create(id string, request CreateRequest) (View, error) {
 
 func (m *Manager) create(c *container, spec *specs.Spec, request CreateRequest) error {
 	args := runtime.CreateArgs{
-		ID: c.id, Dir: c.dir,
+		Dir:         c.dir,
 		MemoryBytes: specMemory(spec),
 		CPUs:        specCPUs(spec, goruntime.NumCPU()),
 		OOMScoreAdj: request.OOMScoreAdj,

@@ -34,6 +34,7 @@ type View struct {
 	CreatedAt    time.Time `json:"created_at"`
 	ExitCode     *int      `json:"exit_code,omitempty"`
 	Signal       string    `json:"signal,omitempty"`
+	Reason       string    `json:"reason,omitempty"` // why it stopped, when that is known
 }
 
 // CreateRequest is what a container is made from.
@@ -123,11 +124,11 @@ func (w *Watch) validate() error {
 }
 
 // A name is part of paths, of a Unix socket's among them.
-var validID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,39}$`)
+var validID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
 
 func checkID(id string) error {
 	if !validID.MatchString(id) {
-		return fault.New(fault.Invalid, "%q is not a container id: letters, digits, - and _, at most 40", id)
+		return fault.New(fault.Invalid, "%q is not a container id: letters, digits, - and _, at most 64", id)
 	}
 	return nil
 }

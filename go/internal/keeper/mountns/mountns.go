@@ -29,6 +29,14 @@ func ParseBind(text string) (Bind, error) {
 	return Bind{From: filepath.Clean(from), To: filepath.Clean(to)}, nil
 }
 
+// Outside is the host's name of a path that may be given as the keeper sees it.
+func (b Bind) Outside(path string) string {
+	if path == b.To || strings.HasPrefix(path, b.To+"/") {
+		return b.From + strings.TrimPrefix(path, b.To)
+	}
+	return path
+}
+
 // Entered tells whether this process is past Enter.
 func Entered() bool { return os.Getenv(hostNSVariable) != "" }
 

@@ -171,7 +171,7 @@ func readable(fd int) bool {
 // exitOfStranger asks the kernel how a process ended that was not our child. Kernels before 6.15 cannot tell, and
 // newer ones only after its parent has reaped it, which takes a moment.
 func exitOfStranger(fd int) Exit {
-	for range 20 {
+	for range 10 {
 		if exit, ok := pidfdExit(fd); ok {
 			return exit
 		}

@@ -26,9 +26,12 @@ import (
 // Version is what a checkpoint records and a restore compares.
 func Version() string { return version.Version() }
 
+// innerID is what gVisor calls every container: each has a directory of its own, and the name is part of the path of
+// a socket, which must be short.
+const innerID = "s"
+
 // Container is one container of gVisor; its methods must not be called concurrently, except Interrupt.
 type Container struct {
-	ID    string
 	dir   string
 	opts  Options
 	inner *container.Container
@@ -37,7 +40,6 @@ type Container struct {
 
 // CreateArgs are what Create needs beside the spec in the bundle.
 type CreateArgs struct {
-	ID          string
 	Dir         string // the bundle (config.json is there) and everything of runsc
 	NetnsPath   string // opened by the process that starts the sandbox; "" as in the spec
 	Stdout      *os.File
@@ -52,7 +54,7 @@ type CreateArgs struct {
 
 // Create makes an empty sandbox: its processes run, nothing in it does. On an error nothing is left running.
 func Create(ctx context.Context, o Options, args CreateArgs) (*Container, error) {
-	if err := checkSocketPath(args.Dir, args.ID); err != nil {
+	if err := checkSocketPath(args.Dir); err != nil {
 		return nil, err
 	}
 	conf, err := newConfig(o, args.Dir)
@@ -71,10 +73,10 @@ func Create(ctx context.Context, o Options, args CreateArgs) (*Container, error)
 		return nil, err
 	}
 	defer forget()
-	c := &Container{ID: args.ID, dir: args.Dir, opts: o, conns: newConnections()}
+	c := &Container{dir: args.Dir, opts: o, conns: newConnections()}
 	err = c.bounded(ctx, func() error {
 		var err error
-		c.inner, err = container.New(conf, container.Args{ID: args.ID, Spec: spec, BundleDir: args.Dir})
+		c.inner, err = container.New(conf, container.Args{ID: innerID, Spec: spec, BundleDir: args.Dir})
 		return err
 	})
 	if err != nil {
@@ -84,19 +86,19 @@ func Create(ctx context.Context, o Options, args CreateArgs) (*Container, error)
 }
 
 // Load finds a container that an earlier process created.
-func Load(o Options, id, dir string) (*Container, error) {
-	inner, err := container.Load(dir, container.FullID{SandboxID: id, ContainerID: id},
+func Load(o Options, dir string) (*Container, error) {
+	inner, err := container.Load(dir, container.FullID{SandboxID: innerID, ContainerID: innerID},
 		container.LoadOpts{Exact: true, SkipCheck: true})
 	if err != nil {
 		return nil, err
 	}
-	return &Container{ID: id, dir: dir, opts: o, inner: inner, conns: newConnections()}, nil
+	return &Container{dir: dir, opts: o, inner: inner, conns: newConnections()}, nil
 }
 
 // checkSocketPath refuses a directory whose control socket would have too long a path: runsc would then put it in /tmp.
-func checkSocketPath(dir, id string) error {
+func checkSocketPath(dir string) error {
 	const longest = 107 // of a Unix socket's path on Linux
-	if n := len(filepath.Join(dir, "runsc-"+id+".sock")); n > longest {
+	if n := len(filepath.Join(dir, "runsc-"+innerID+".sock")); n > longest {
 		return fmt.Errorf("the path of the control socket in %s would have %d bytes, more than %d", dir, n, longest)
 	}
 	return nil
