@@ -22,6 +22,33 @@ class StepError(Exception):
     """A step failed; the text says which, why, and where the log is."""
 
 
+class RunningProcesses:
+    """The programs that run now, each leader of a session, so that all of it can be ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._processes.add(process)
+            if self._closed:
+                os.killpg(process.pid, signal.SIGTERM)
+
+    def discard(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._processes.discard(process)
+
+    def end_all(self) -> None:
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                # Not yet waited for by its thread, so the number is still its own.
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+
+
 class Step(ABC):
     """One thing to install. `run` may be cut off at any point and is then run again."""
 
@@ -31,6 +58,7 @@ class Step(ABC):
     def __init__(self, after: Sequence["Step"] = ()) -> None:
         self.after = tuple(after)
         self._log: Path | None = None
+        self._running = RunningProcesses()
 
     @abstractmethod
     def is_done(self) -> bool:
@@ -65,11 +93,11 @@ class Step(ABC):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            _RUNNING.add(process)
+            self._running.add(process)
             try:
                 code = process.wait()
             finally:
-                _RUNNING.discard(process)
+                self._running.discard(process)
             file.seek(start)
             output = file.read().decode(errors="replace")
         if code:
@@ -90,40 +118,10 @@ class Step(ABC):
         line = next((line for line in reversed(lines) if line.strip()), "")
         return "".join(char for char in line if char.isprintable())[:100]
 
-    def begin(self, log: Path) -> None:
-        """Start a log file anew."""
-        self._log = log
+    def begin(self, log: Path, running: RunningProcesses) -> None:
+        """Start a log file anew; programs are kept in `running` while they run."""
+        self._log, self._running = log, running
         log.write_bytes(b"")
-
-
-class _RunningProcesses:
-    """The programs that run now, each leader of a session, so that all of it can be ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._closed = False
-
-    def add(self, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            self._processes.add(process)
-            if self._closed:
-                os.killpg(process.pid, signal.SIGTERM)
-
-    def discard(self, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            self._processes.discard(process)
-
-    def end_all(self) -> None:
-        with self._lock:
-            self._closed = True
-            for process in self._processes:
-                # Not yet waited for by its thread, so the number is still its own.
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGTERM)
-
-
-_RUNNING = _RunningProcesses()
 
 
 class _Board:
@@ -145,6 +143,7 @@ def run_steps(steps: Sequence[Step], log_folder: Path) -> None:
     done = {step: threading.Event() for step in steps}
     failures: list[StepError] = []
     began: dict[Step, float] = {}
+    running = RunningProcesses()
 
     def work(step: Step) -> None:
         for earlier in step.after:
@@ -154,7 +153,7 @@ def run_steps(steps: Sequence[Step], log_folder: Path) -> None:
                 return
             board.say(f"{step.name}: {step.describe()}")
             began[step] = time.monotonic()
-            step.begin(log_folder / f"{step.name}.log")
+            step.begin(log_folder / f"{step.name}.log", running)
             step.run()
             if not step.is_done():
                 raise StepError(
@@ -169,7 +168,7 @@ def run_steps(steps: Sequence[Step], log_folder: Path) -> None:
             began.pop(step, None)
             done[step].set()
             if failures:
-                _RUNNING.end_all()
+                running.end_all()
 
     threads = [threading.Thread(target=work, args=(step,), name=step.name, daemon=True) for step in steps]
     for thread in threads:
@@ -179,7 +178,7 @@ def run_steps(steps: Sequence[Step], log_folder: Path) -> None:
         _wait(threads, began, board)
     except KeyboardInterrupt:
         failures.append(StepError("interrupted"))
-        _RUNNING.end_all()
+        running.end_all()
         raise
     if failures:
         raise failures[0]

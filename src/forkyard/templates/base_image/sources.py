@@ -74,7 +74,7 @@ def _one_line_stanzas(text: str) -> Iterator[Stanza]:
         }
         for option in (match["options"] or "").split():
             key, _, value = option.partition("=")
-            stanza["-".join(word.capitalize() for word in key.split("-"))] = value
+            stanza[_field_name(key)] = value
         yield stanza
 
 
@@ -93,5 +93,11 @@ def _deb822_stanzas(text: str) -> Iterator[Stanza]:
                 stanza[field] += "\n" + line
         else:
             key, _, value = line.partition(":")
-            field = "-".join(word if word == "URIs" else word.capitalize() for word in key.strip().split("-"))
+            field = _field_name(key)
             stanza[field] = value.strip()
+
+
+def _field_name(written: str) -> str:
+    """Names of fields may be written in any case."""
+    name = "-".join(word.capitalize() for word in written.strip().split("-"))
+    return "URIs" if name == "Uris" else name
