@@ -92,7 +92,7 @@ func TestAControlPlaneThatDiesInARequest(t *testing.T) {
 	}
 }
 
-func TestTheAPIStreamsAndUpgrades(t *testing.T) {
+func TestTheAPIStreams(t *testing.T) {
 	r := newRig(t)
 	next := make(chan struct{})
 	r.api.onRequest(func(w http.ResponseWriter, req *http.Request) {
@@ -201,6 +201,9 @@ func TestShutdownLetsRequestsEnd(t *testing.T) {
 		_, err := http.Get("http://" + r.edge.Addr())
 		return err != nil
 	})
+	// The next edge starts while this one still serves what it has.
+	next, err := edge.Start(r.cfg, slog.New(slog.DiscardHandler), func() int64 { return 0 })
+	must(t, err)
 	close(finish)
 	(<-got).expect(t, 200, "whole")
 	stream.expectReset()
@@ -209,6 +212,11 @@ func TestShutdownLetsRequestsEnd(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the edge does not end")
 	}
+	if code, _ := r.call("GET", "/v1/info", nil); code != 200 {
+		t.Errorf("the end of the first edge took the socket of the next: %d", code)
+	}
+	next.Shutdown()
+	next.Wait()
 	if _, err := os.Stat(r.cfg.Control); !os.IsNotExist(err) {
 		t.Errorf("the control socket is still there: %v", err)
 	}

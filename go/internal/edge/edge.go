@@ -41,7 +41,7 @@ const (
 	controlHeaderBytes = 16 << 10
 )
 
-// ErrTaken means that another process owns the port or the control socket.
+// ErrTaken means that another process owns a port or the control socket.
 var ErrTaken = errors.New("already in use")
 
 // Config says where an edge listens and whom it serves.
@@ -64,25 +64,29 @@ type Config struct {
 
 // Edge is one running proxy.
 type Edge struct {
-	cfg     Config
 	log     *slog.Logger
 	table   *table.Table
 	certs   *certs.Store
-	public  *http.Server
+	ports   []publicPort // the one of Config.Listen, then the one of Config.TLSListen
 	control *http.Server
-	port    net.Listener
-	tlsPort net.Listener // nil: none of its own
 	socket  *controlSocket
-	addr    string
 
 	stop     chan struct{}
 	stopOnce sync.Once
 }
 
-// Start takes the port and the control socket and serves both. dropped tells how many log lines were lost.
-// An error wraps ErrTaken when another process has the port or the socket.
+// publicPort is a listener and its server. Plain and TLS ports have servers of their own, because the library sets
+// HTTP/2 up once for each server, and differently.
+type publicPort struct {
+	listener net.Listener
+	secure   bool
+	server   *http.Server
+}
+
+// Start takes the ports and the control socket and serves them. dropped tells how many log lines were lost.
+// An error wraps ErrTaken when another process has a port or the socket.
 func Start(cfg Config, logger *slog.Logger, dropped func() int64) (*Edge, error) {
-	e := &Edge{cfg: cfg, log: logger, stop: make(chan struct{})}
+	e := &Edge{log: logger, stop: make(chan struct{})}
 	router, err := routing.New(cfg.Domains)
 	if err != nil {
 		return nil, err
@@ -92,47 +96,67 @@ func Start(cfg Config, logger *slog.Logger, dropped func() int64) (*Edge, error)
 			return nil, fmt.Errorf("certificate: %w", err)
 		}
 	}
-	// The socket first: its lock says whether an edge of this instance lives, whatever port it has.
-	if e.socket, err = listenControl(cfg.Control); err != nil {
-		return nil, err
-	}
-	tcp, err := listenPublic(cfg.Listen)
-	if err != nil {
-		e.socket.Close()
-		return nil, err
-	}
-	e.addr = tcp.Addr().String()
 	set := &metrics.Set{}
-	if cfg.TLSListen != "" {
-		secure, err := listenPublic(cfg.TLSListen)
-		if err != nil {
-			_ = tcp.Close()
-			e.socket.Close()
-			return nil, err
-		}
-		e.tlsPort = listen.On(secure, cfg.MaxConnections, set)
+	if err := e.listen(cfg, set); err != nil {
+		return nil, err
 	}
-
 	e.table = table.New(set, cfg.MaxStreams)
 	client := controlplane.New(cfg.API, cfg.Patience)
-	handler := proxy.New(proxy.Config{
+	e.serve(cfg, proxy.New(proxy.Config{
 		Router: router, Table: e.table, ControlPlane: client, Metrics: set, Log: logger, Now: time.Now,
 		Waker: wake.New(e.table, client, set, logger, time.Now),
-	})
-	e.port = listen.On(tcp, cfg.MaxConnections, set)
-	e.public = publicServer(handler, logger, cfg.HeaderTimeout)
+	}), control.New(control.Config{
+		Table: e.table, Metrics: set, Log: logger, Version: cfg.Version, Listen: e.Addr(), TLSListen: e.TLSAddr(),
+		StartedAt: time.Now(), DroppedLogs: dropped, Shutdown: e.Shutdown,
+	}))
+	logger.Info("edge started", "version", cfg.Version, "pid", os.Getpid(), "listen", e.Addr(), "tls", e.certs != nil,
+		"tls_listen", e.TLSAddr(), "domains", cfg.Domains)
+	return e, nil
+}
+
+// listen takes the control socket and the ports, or none of them.
+func (e *Edge) listen(cfg Config, set *metrics.Set) (err error) {
+	// The socket first: its lock says whether an edge of this instance lives, whatever port it has.
+	if e.socket, err = listenControl(cfg.Control); err != nil {
+		return err
+	}
+	addresses := []string{cfg.Listen}
+	if cfg.TLSListen != "" {
+		addresses = append(addresses, cfg.TLSListen)
+	}
+	for i, address := range addresses {
+		tcp, err := listenPublic(address)
+		if err != nil {
+			for _, p := range e.ports {
+				_ = p.listener.Close()
+			}
+			_ = e.socket.Close()
+			return err
+		}
+		secure := e.certs != nil && i == len(addresses)-1
+		e.ports = append(e.ports, publicPort{listener: listen.On(tcp, cfg.MaxConnections, set), secure: secure})
+	}
+	return nil
+}
+
+func (e *Edge) serve(cfg Config, public, controlCalls http.Handler) {
 	e.control = &http.Server{
-		Handler: control.New(control.Config{
-			Table: e.table, Metrics: set, Log: logger, Version: cfg.Version, Listen: e.addr,
-			StartedAt: time.Now(), DroppedLogs: dropped, Shutdown: e.Shutdown,
-		}),
+		Handler:           controlCalls,
 		ReadHeaderTimeout: defaultHeaderTimeout,
 		MaxHeaderBytes:    controlHeaderBytes,
 		ErrorLog:          log.New(io.Discard, "", 0),
 	}
-	e.serve()
-	logger.Info("edge started", "version", cfg.Version, "pid", os.Getpid(), "listen", e.addr, "tls", e.certs != nil, "domains", cfg.Domains)
-	return e, nil
+	go e.until("control socket", func() error { return e.control.Serve(e.socket) })
+	for i := range e.ports {
+		p := &e.ports[i]
+		p.server = publicServer(public, e.log, cfg.HeaderTimeout)
+		serve := func() error { return p.server.Serve(p.listener) }
+		if p.secure {
+			p.server.TLSConfig = e.certs.Config()
+			serve = func() error { return p.server.ServeTLS(p.listener, "", "") }
+		}
+		go e.until("public port", serve)
+	}
 }
 
 func publicServer(handler http.Handler, logger *slog.Logger, headerTimeout time.Duration) *http.Server {
@@ -151,23 +175,8 @@ func publicServer(handler http.Handler, logger *slog.Logger, headerTimeout time.
 			MaxReceiveBufferPerStream:     http2StreamBuffer,
 			MaxReceiveBufferPerConnection: http2ConnBuffer,
 			SendPingTimeout:               time.Minute,
+			WriteByteTimeout:              time.Minute,
 		},
-	}
-}
-
-func (e *Edge) serve() {
-	go e.until("control socket", func() error { return e.control.Serve(e.socket) })
-	if e.certs != nil {
-		e.public.TLSConfig = e.certs.Config()
-	}
-	secure := e.tlsPort
-	if e.certs == nil || secure != nil {
-		go e.until("public port", func() error { return e.public.Serve(e.port) })
-	} else {
-		secure = e.port
-	}
-	if secure != nil {
-		go e.until("TLS port", func() error { return e.public.ServeTLS(secure, "", "") })
 	}
 }
 
@@ -180,7 +189,15 @@ func (e *Edge) until(what string, serve func() error) {
 }
 
 // Addr is the address of the public port.
-func (e *Edge) Addr() string { return e.addr }
+func (e *Edge) Addr() string { return e.ports[0].listener.Addr().String() }
+
+// TLSAddr is the address of the port of its own for TLS, "" if there is none.
+func (e *Edge) TLSAddr() string {
+	if len(e.ports) < 2 {
+		return ""
+	}
+	return e.ports[1].listener.Addr().String()
+}
 
 // Reload reads the certificates again.
 func (e *Edge) Reload() {
@@ -197,19 +214,25 @@ func (e *Edge) Reload() {
 // Shutdown begins the end; Wait returns when it is done.
 func (e *Edge) Shutdown() { e.stopOnce.Do(func() { close(e.stop) }) }
 
-// Wait serves until Shutdown is called, then lets requests end for two seconds, ends the rest and returns.
+// Wait serves until Shutdown is called, then lets requests end for two seconds, ends the rest and returns. The ports and
+// the control socket are given up at once, so that the next edge can start meanwhile.
 func (e *Edge) Wait() {
 	<-e.stop
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 	defer cancel()
-	if err := e.public.Shutdown(ctx); err != nil {
-		e.log.Info("ending open streams")
+	servers := []*http.Server{e.control}
+	for _, p := range e.ports {
+		servers = append(servers, p.server)
 	}
+	var all sync.WaitGroup
+	for _, server := range servers {
+		all.Go(func() { _ = server.Shutdown(ctx) })
+	}
+	all.Wait()
 	e.table.Close()
-	_ = e.public.Close()
-	_ = e.control.Shutdown(ctx)
-	_ = e.control.Close()
-	e.socket.Close()
+	for _, server := range servers {
+		_ = server.Close()
+	}
 	e.log.Info("edge stopped")
 }
 

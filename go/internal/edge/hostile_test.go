@@ -131,20 +131,6 @@ func readAnswer(w *wire) (int, error) {
 	}
 }
 
-func TestALyingAnswerDoesNotPoisonTheNext(t *testing.T) {
-	r := newRig(t)
-	a := newSandbox(t)
-	port := a.raw(0, func(c *net.TCPConn, in *bufio.Reader) {
-		for readHead(in) == nil {
-			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged")
-		}
-	})
-	r.push(running(idA, 1, a.address))
-	for range 5 {
-		r.get("/", to(idA, port)).expect(t, 200, "ok")
-	}
-}
-
 func TestSlowAnswersAreWaitedFor(t *testing.T) {
 	r := newRig(t)
 	a := newSandbox(t)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 )
 
@@ -16,6 +17,7 @@ const maxSocketPath = 107
 type controlSocket struct {
 	*net.UnixListener
 	lock *os.File
+	once sync.Once
 }
 
 // listenControl takes the socket at path. A socket file that a dead edge left is replaced. Fails with ErrTaken.
@@ -51,7 +53,10 @@ func listenControl(path string) (*controlSocket, error) {
 
 // Close gives the socket and its lock up. The lock file stays: removing it could take a newer edge's lock away.
 func (s *controlSocket) Close() error {
-	err := s.UnixListener.Close()
-	_ = s.lock.Close()
+	err := net.ErrClosed
+	s.once.Do(func() {
+		err = s.UnixListener.Close() // removes the socket file while nobody else can have made one
+		_ = s.lock.Close()
+	})
 	return err
 }

@@ -118,6 +118,36 @@ func TestTLSByHostName(t *testing.T) {
 	}
 }
 
+func TestASecondPortForTLS(t *testing.T) {
+	ca := newAuthority(t)
+	dir := t.TempDir()
+	pair := certs.Pair{Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem")}
+	ca.issue(pair, 2, "*."+domain)
+	r := newRig(t, func(c *edge.Config) {
+		c.Certs = []certs.Pair{pair}
+		c.TLSListen = "127.0.0.1:0"
+	})
+	a := newSandbox(t)
+	port := a.serve(0, func(w http.ResponseWriter, req *http.Request) {
+		_, _ = io.WriteString(w, req.Header.Get("X-Forwarded-Proto"))
+	})
+	r.push(running(idA, 1, a.address))
+	r.get("/", to(idA, port)).expect(t, 200, "http")
+	_, info := r.call("GET", "/v1/info", nil)
+	if !strings.Contains(info, fmt.Sprintf(`"tls_listen":%q`, r.edge.TLSAddr())) {
+		t.Errorf("info %s", info)
+	}
+	client := ca.client(r)
+	client.Transport.(*http.Transport).DialContext = func(context.Context, string, string) (net.Conn, error) {
+		return net.Dial("tcp", r.edge.TLSAddr())
+	}
+	res, err := client.Get(fmt.Sprintf("https://%d-%s.%s/", port, idA, domain))
+	must(t, err)
+	if body, _ := io.ReadAll(res.Body); res.Proto != "HTTP/2.0" || string(body) != "https" {
+		t.Errorf("got %s %q", res.Proto, body)
+	}
+}
+
 func TestHTTP2StreamsAreResetAlone(t *testing.T) {
 	r, ca, _ := newTLSRig(t)
 	a, b := newSandbox(t), newSandbox(t)

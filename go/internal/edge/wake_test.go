@@ -212,6 +212,27 @@ func TestAnUnknownSandboxIsAskedForOnceASecond(t *testing.T) {
 	}
 }
 
+func TestAFloodOfUnknownSandboxesIsLimited(t *testing.T) {
+	r := newRig(t)
+	limited := 0
+	for i := range 300 {
+		if got := r.get("/", to(fmt.Sprintf("inothere%d", i), 80)); got.code == 429 {
+			limited++
+		}
+	}
+	asked := int(r.api.wakes.Load())
+	if limited == 0 || asked+limited != 300 {
+		t.Errorf("%d of 300 refused, %d asked", limited, asked)
+	}
+	// What is known to be unknown costs nothing and is still told.
+	for range 300 {
+		if got := r.get("/", to("inothere0", 80)); got.code == 502 {
+			return
+		}
+	}
+	t.Error("a sandbox that is known to be gone is not called so")
+}
+
 func TestRefusalsOfAWakeArePassedOn(t *testing.T) {
 	r := newRig(t)
 	r.push(paused(idA, 1))

@@ -26,6 +26,7 @@ type Config struct {
 	Log         *slog.Logger
 	Version     string
 	Listen      string // the address of the public port
+	TLSListen   string // the address of the second port, for TLS; "" if there is none
 	StartedAt   time.Time
 	DroppedLogs func() int64
 	Shutdown    func() // begins the shutdown, must return at once
@@ -51,13 +52,14 @@ type Info struct {
 	PID       int    `json:"pid"`
 	Epoch     int64  `json:"epoch"`
 	Listen    string `json:"listen"`
+	TLSListen string `json:"tls_listen,omitempty"`
 	StartedAt string `json:"started_at"`
 	Routes    int    `json:"routes"`
 }
 
 func (h *handler) info(w http.ResponseWriter, _ *http.Request) {
 	answer(w, http.StatusOK, Info{
-		Version: h.Version, PID: os.Getpid(), Epoch: h.Table.Epoch(), Listen: h.Listen,
+		Version: h.Version, PID: os.Getpid(), Epoch: h.Table.Epoch(), Listen: h.Listen, TLSListen: h.TLSListen,
 		StartedAt: h.StartedAt.UTC().Format(time.RFC3339Nano), Routes: len(h.Table.Entries()),
 	})
 }

@@ -25,7 +25,7 @@ const (
 	MaxHeaderBytes = 128 << 10
 
 	signaturesPerSecond = 20  // tries of a client address
-	unknownPerSecond    = 100 // requests of a client address for sandboxes that we do not know
+	unknownPerSecond    = 100 // unknown sandboxes that a client address makes us ask for
 
 	// flushAfter bounds how long a part of a body of known length is held back. Bodies of unknown length, and with
 	// them every stream, are flushed at once.

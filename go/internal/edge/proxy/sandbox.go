@@ -59,10 +59,6 @@ func (h *Handler) serveSandbox(x *exchange) {
 				x.answerNotFound(x.target.ID)
 				return
 			}
-			if wait.ctx == nil && !h.unknown.Allow(x.request.RemoteAddr) {
-				x.answerLater(http.StatusTooManyRequests, metrics.Limited, "Too many requests for unknown sandboxes from this address")
-				return
-			}
 		case entry.State == table.Running:
 			if !h.admitTraffic(x, entry) || !h.forward(x, entry) {
 				return
@@ -113,7 +109,7 @@ func (h *Handler) wait(x *exchange, w *waiting, reason wake.Reason) bool {
 		case <-w.ctx.Done():
 		}
 	}
-	outcome, said := h.Waker.Wait(w.ctx, x.target.ID, reason)
+	outcome, said := h.Waker.Wait(w.ctx, x.target.ID, reason, func() bool { return h.unknown.Allow(x.request.RemoteAddr) })
 	switch outcome {
 	case wake.LookAgain:
 		if w.ctx.Err() == nil {
@@ -126,6 +122,8 @@ func (h *Handler) wait(x *exchange, w *waiting, reason wake.Reason) bool {
 		x.passOn(said)
 	case wake.Away:
 		x.answerLater(http.StatusServiceUnavailable, metrics.Away, "The control plane does not answer; try again")
+	case wake.Limited:
+		x.answerLater(http.StatusTooManyRequests, metrics.Limited, "Too many requests for unknown sandboxes from this address")
 	case wake.Busy:
 		x.answerLater(http.StatusServiceUnavailable, metrics.Limited, "Too many sandboxes are being woken; try again")
 	default:

@@ -45,6 +45,7 @@ const (
 	Away                     // the control plane does not answer
 	TimedOut                 // the context ended first
 	Busy                     // too many sandboxes are being woken
+	Limited                  // the client asks for too many unknown sandboxes
 )
 
 // Caller makes wake calls; controlplane.Client is the real one.
@@ -88,18 +89,24 @@ func New(t *table.Table, caller Caller, set *metrics.Set, log *slog.Logger, now 
 }
 
 // Wait wakes the sandbox, or joins the call that does, until there is an outcome, a push names the sandbox or ctx ends.
-// The call goes on when the caller leaves. The answer is set when the outcome is Refused.
-func (w *Waker) Wait(ctx context.Context, id string, reason Reason) (Outcome, controlplane.WakeAnswer) {
+// The call goes on when the caller leaves. The answer is set when the outcome is Refused. mayAsk is asked before a call
+// about an unknown sandbox is made for this client.
+func (w *Waker) Wait(ctx context.Context, id string, reason Reason, mayAsk func() bool) (Outcome, controlplane.WakeAnswer) {
 	w.mu.Lock()
 	c := w.calls[id]
 	if c == nil {
-		if reason == Unknown && w.remembered(id) {
-			w.mu.Unlock()
-			return NotFound, controlplane.WakeAnswer{}
+		outcome := LookAgain
+		switch {
+		case reason == Unknown && w.remembered(id):
+			outcome = NotFound
+		case len(w.calls) >= maxCalls:
+			outcome = Busy
+		case reason == Unknown && !mayAsk():
+			outcome = Limited
 		}
-		if len(w.calls) >= maxCalls {
+		if outcome != LookAgain {
 			w.mu.Unlock()
-			return Busy, controlplane.WakeAnswer{}
+			return outcome, controlplane.WakeAnswer{}
 		}
 		c = &call{done: make(chan struct{}), touched: make(chan struct{})}
 		w.calls[id] = c
