@@ -76,6 +76,7 @@ class Firewall:
         self._lock = asyncio.Lock()
         self._operations = Operations()
         self._bindings: dict[int, Binding] = {}
+        self._writes = 0
         self._uncounted: set[int] = set()
         """Slots that may have connections from before the table, and its list of who has any, was written."""
 
@@ -86,7 +87,7 @@ class Firewall:
         RequirementMissing.
         """
         self._netlink = NetlinkConnection(NETFILTER)
-        self._announcements = subscribe()
+        self._announcements = subscribe(but_not_of=self._netlink.port)
         await self._serialised(self._write({binding.slot.number: binding for binding in bindings}))
 
     async def close(self) -> None:
@@ -106,8 +107,7 @@ class Firewall:
         """
         while True:
             await self._foreign_change()
-            log.warning("another program changed our packet filter table; writing it again")
-            await self._serialised(self._write(self._bindings))
+            await self._serialised(self._repair(self._writes))
             await self._clock.sleep(_GUARD_PAUSE)
 
     def bindings(self) -> list[Binding]:
@@ -171,23 +171,31 @@ class Firewall:
         if old == new:
             return
         requests = self._addition(new) if old is None else self._difference(old, new)
-        await self._commit(list(requests), {**self._bindings, slot.number: new})
+        await self._commit(requests, {**self._bindings, slot.number: new})
 
     async def _remove(self, numbers: set[int]) -> None:
         gone = [binding for number, binding in self._bindings.items() if number in numbers]
         wanted = {number: binding for number, binding in self._bindings.items() if number not in numbers}
-        await self._commit([request for binding in gone for request in self._removal(binding)], wanted)
+        await self._commit((request for binding in gone for request in self._removal(binding)), wanted)
 
-    async def _commit(self, requests: list[Request], wanted: dict[int, Binding]) -> None:
+    async def _commit(self, requests: Iterable[Request], wanted: dict[int, Binding]) -> None:
         try:
-            await self._in_thread(lambda: self._netlink.commit(requests))
+            # Making the messages of a long list takes milliseconds: that too belongs into the thread.
+            await self._in_thread(lambda: self._netlink.commit(list(requests)))
         except NetlinkError as error:
             log.warning("a change of the packet filter failed; writing all of it again", error=error.message)
             await self._write(wanted)
         self._bindings = wanted
 
+    async def _repair(self, writes: int) -> None:
+        if writes != self._writes:
+            return  # the announcement was of a write of ours that was under way, or is overtaken by it
+        log.warning("another program changed our packet filter table; writing it again")
+        await self._write(self._bindings)
+
     async def _write(self, wanted: dict[int, Binding]) -> None:
-        await _run_nft(render(self._instance, self._config, wanted.values()))
+        await _run_nft(await self._in_thread(lambda: render(self._instance, self._config, wanted.values())))
+        self._writes += 1
         self._bindings = wanted
         self._uncounted = set(wanted)
         self._forget_announcements()
@@ -198,7 +206,7 @@ class Firewall:
         self._forget_announcements()
 
     async def _foreign_change(self) -> None:
-        """Wait for an announcement about our table that is not of our own changes."""
+        """Wait for an announcement about our table; those of our own changes do not come in."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -207,9 +215,8 @@ class Firewall:
                 if error.errno == errno.ENOBUFS:
                     return  # more than we could read in time: anything may have happened
                 raise
-            for message in parse_messages(data):
-                if message.port != self._netlink.port and changed_table(message) == self._table.name:
-                    return
+            if any(changed_table(message) == self._table.name for message in parse_messages(data)):
+                return
 
     def _forget_announcements(self) -> None:
         """Those of our own `nft`, which the kernel has queued before it ended."""

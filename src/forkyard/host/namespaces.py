@@ -119,7 +119,9 @@ def in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    threading.Thread(target=body, name="namespace", daemon=True).start()
+    thread = threading.Thread(target=body, name="namespace", daemon=True)
+    thread.start()
+    thread.join()
     return result.result()
 
 

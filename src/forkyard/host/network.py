@@ -148,7 +148,7 @@ class HostNetwork:
         connected = await self._firewall.may_have_connections(slot)
         await self._in_thread(lambda: self._slots.recycle(slot))
         if connected:
-            await self._in_thread(lambda: self._slots.forget_connections(slot))
+            await self._in_thread(lambda: self._slots.forget_connections([slot]))
             self._firewall.connections_forgotten(slot)
         await self._firewall.attach(slot, policy, cut=cut)
 

@@ -3,8 +3,10 @@
 The tables themselves are written as text (host/ruleset.py); this is for what changes while slots come and go.
 """
 
+import ctypes
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +47,10 @@ _CT_REGISTER, _CT_KEY, _CT_DIRECTION = 1, 2, 3
 _CT_DESTINATION_IP = 20
 _LOOKUP_SET, _LOOKUP_SOURCE, _LOOKUP_SET_ID = 1, 2, 4
 _IMMEDIATE_REGISTER, _IMMEDIATE_DATA = 1, 2
+
+_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+_LISTENER_BUFFER = 8 << 20
+"""Bytes of announcements of others that may wait while the event loop is busy."""
 
 _PER_MESSAGE = 1000
 """Elements in one message: a list attribute cannot be longer than 64 KB."""
@@ -174,12 +180,42 @@ def changed_table(announcement: Message) -> str:
     return name.rstrip(b"\0").decode(errors="replace")
 
 
-def subscribe() -> socket.socket:
-    """A socket, not blocking, that receives the kernel's announcements of packet filter changes."""
+def subscribe(but_not_of: int) -> socket.socket:
+    """A socket, not blocking, that receives the kernel's announcements of packet filter changes.
+
+    Those of changes made through the netlink address `but_not_of` are dropped in the kernel.
+    """
     listener = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER)
-    listener.setblocking(False)
-    listener.bind((0, 1 << (NFT_GROUP - 1)))
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _LISTENER_BUFFER)
+        _drop_announcements_of(listener, but_not_of)
+        listener.bind((0, 1 << (NFT_GROUP - 1)))
+    except BaseException:
+        listener.close()
+        raise
     return listener
+
+
+def _drop_announcements_of(listener: socket.socket, port: int) -> None:
+    """Attach a classic BPF program: accept unless the header's fourth word is `port`."""
+    # BPF reads words in network byte order, the header is in that of the host.
+    wanted = int.from_bytes(port.to_bytes(4, sys.byteorder), "big")
+    program = b"".join(
+        struct.pack("=HBBI", *instruction)
+        for instruction in (
+            (0x20, 0, 0, 12),  # load the word at 12
+            (0x15, 0, 1, wanted),  # if it is not this, skip one
+            (0x06, 0, 0, 0),  # take nothing
+            (0x06, 0, 0, 0xFFFFFFFF),  # take all
+        )
+    )
+    instructions = ctypes.create_string_buffer(program)
+    listener.setsockopt(
+        socket.SOL_SOCKET,
+        _SO_ATTACH_FILTER,
+        struct.pack("HP", len(program) // 8, ctypes.addressof(instructions)),
+    )
 
 
 def _element(key: bytes, *more: bytes) -> bytes:
@@ -189,11 +225,22 @@ def _element(key: bytes, *more: bytes) -> bytes:
 def _bounds(ranges: Sequence[Range]) -> Iterator[bytes]:
     """An interval set holds where a range begins and where the next address is outside again."""
     if ranges and ranges[0][0] > 0:
-        yield _element(bytes(4), be32(_ELEMENT_FLAGS, _INTERVAL_END))
+        yield _END_BEFORE + bytes(4) + _END_AFTER
     for first, last in ranges:
-        yield _element(first.to_bytes(4, "big"))
+        yield _BEGIN_BEFORE + first.to_bytes(4, "big")
         if last < 0xFFFFFFFF:
-            yield _element((last + 1).to_bytes(4, "big"), be32(_ELEMENT_FLAGS, _INTERVAL_END))
+            yield _END_BEFORE + (last + 1).to_bytes(4, "big") + _END_AFTER
+
+
+def _around_address(element: bytes) -> tuple[bytes, bytes]:
+    before, _address, after = element.partition(_PLACE)
+    return before, after
+
+
+# Lists can have thousands of addresses; all their elements look the same but for these four bytes.
+_PLACE = b"\xaa\xbb\xcc\xdd"
+_BEGIN_BEFORE, _ = _around_address(_element(_PLACE))
+_END_BEFORE, _END_AFTER = _around_address(_element(_PLACE, be32(_ELEMENT_FLAGS, _INTERVAL_END)))
 
 
 def _expression(name: str, *attributes: bytes) -> bytes:
