@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from forkyard.base.logging import get_logger
 from forkyard.sandboxes.core import Core, machine_name
-from forkyard.sandboxes.endings import machine_died, purge_snapshots, remove_leftovers, remove_machine
-from forkyard.sandboxes.recovery import resolve_orphans
+from forkyard.sandboxes.endings import machine_died, remove_machine
 from forkyard.sandboxes.state import State
+from forkyard.sandboxes.upkeep import upkeep
 from forkyard.sandboxes.warm import WARM_PREFIX, WarmPool
 
 log = get_logger(__name__)
@@ -51,9 +51,7 @@ class Reconciler:
         for row in rows:
             if row.state is State.RUNNING and row.handle is not None and row.handle["name"] not in handles:
                 await machine_died(core, row.handle["name"], "it is not there any more")
-        await resolve_orphans(core)
-        await remove_leftovers(core)
-        await purge_snapshots(core)
+        await upkeep(core)
         await self.refresh_gauges()
 
     async def refresh_gauges(self) -> None:

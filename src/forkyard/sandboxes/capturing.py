@@ -133,6 +133,7 @@ async def _capture(core: Core, claimed: Claim) -> Snapshot:
     if sandbox.handle is None or snapshot_id is None:
         raise AssertionError(f"sandbox {sandbox.id} is snapshotting without a machine or a snapshot")
     handle = Handle.from_json(sandbox.handle)
+    core.owners.take(snapshot_id)
     crash_point("capture.claimed")
     try:
         await _quiesce(core, handle)
@@ -157,7 +158,7 @@ async def _capture(core: Core, claimed: Claim) -> Snapshot:
     crash_point("capture.committed")
     core.changes.notify(sandbox.id)
     core.deadlines.moved(sandbox.end_at)
-    captured = await core.store.snapshot(snapshot_id)
+    captured = await insist(core, lambda: core.store.snapshot(snapshot_id))
     if captured is None:
         raise AssertionError(f"snapshot {snapshot_id} vanished")
     core.journal.write(sandbox.id, "captured", bytes=captured.size_bytes)

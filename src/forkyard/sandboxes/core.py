@@ -97,6 +97,8 @@ class Core:
     owners: Owners = field(default_factory=Owners)
     leftovers: set[str] = field(default_factory=set[str])
     """Names of machines that could not be destroyed; tried again by `endings.remove_leftovers`."""
+    unaligned: set[str] = field(default_factory=set[str])
+    """Ids of sandboxes whose machine may not be as the record says; tried again by `alignment.align_rest`."""
 
 
 @dataclass(frozen=True, slots=True)

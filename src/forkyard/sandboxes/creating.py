@@ -22,6 +22,7 @@ from forkyard.sandboxes.warm import WarmPool
 from forkyard.storage.dialect import to_json
 
 MAX_PAIRS = 256
+MAX_KEY = 500
 MAX_TEXT = 64 << 10
 """Bytes of all metadata, and of all env vars, of one sandbox."""
 
@@ -183,6 +184,8 @@ def _check(core: Core, request: NewSandbox) -> None:
     egress_policy(
         allow_out=request.allow_out, deny_out=request.deny_out, allow_internet=request.allow_internet
     )
+    if any(len(key) > MAX_KEY for key in request.metadata):
+        raise InvalidInput(f"metadata: a key has at most {MAX_KEY} characters", "metadata")
     for field_name, pairs in (("metadata", request.metadata), ("envVars", request.env_vars)):
         if len(pairs) > MAX_PAIRS or sum(len(k) + len(v) for k, v in pairs.items()) > MAX_TEXT:
             raise InvalidInput(

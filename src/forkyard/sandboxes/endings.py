@@ -41,13 +41,12 @@ async def kill(
         return False
     crash_point("kill.claimed")
     sandbox = claimed.sandbox
-    try:
-        await asyncio.gather(core.routes.remove(sandbox.id, sandbox.generation), _flush(core))
-        crash_point("kill.unrouted")
-    finally:
-        core.changes.notify(sandbox.id)
-        core.journal.write(sandbox.id, "killed", reason=reason)
-        core.operations.start_logged(finish_kill(core, sandbox, claimed.token, reason), f"kill-{sandbox.id}")
+    # If this fails nothing is destroyed: what is still routed somewhere must not lose its address to another.
+    await asyncio.gather(core.routes.remove(sandbox.id, sandbox.generation), _flush(core))
+    crash_point("kill.unrouted")
+    core.changes.notify(sandbox.id)
+    core.journal.write(sandbox.id, "killed", reason=reason)
+    core.operations.start_logged(finish_kill(core, sandbox, claimed.token, reason), f"kill-{sandbox.id}")
     return True
 
 

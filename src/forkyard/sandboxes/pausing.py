@@ -225,7 +225,9 @@ async def _committed_pause(core: Core, sandbox: Sandbox, snapshot_id: str) -> tu
 
 async def _after_pause(core: Core, handle: Handle, snapshot_id: str, manifest: Manifest) -> None:
     """Make the snapshot host-safe, then let the source go. The sandbox may have been resumed or killed meanwhile."""
-    await make_host_safe(core, snapshot_id, manifest)
-    crash_point("pause.host_safe")
-    await remove_machine(core, handle)
+    try:
+        await make_host_safe(core, snapshot_id, manifest)
+        crash_point("pause.host_safe")
+    finally:
+        await remove_machine(core, handle)
     crash_point("pause.destroyed")

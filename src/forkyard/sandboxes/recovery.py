@@ -14,6 +14,7 @@ from datetime import timedelta
 from forkyard.base.errors import ForkyardError
 from forkyard.base.ids import new_short_id
 from forkyard.base.logging import get_logger
+from forkyard.sandboxes.alignment import align
 from forkyard.sandboxes.core import Claim, Core, insist, machine_name
 from forkyard.sandboxes.driver import Handle
 from forkyard.sandboxes.durability import make_rest_host_safe
@@ -27,7 +28,7 @@ from forkyard.sandboxes.endings import (
 from forkyard.sandboxes.models import Sandbox, SnapshotKind, SnapshotState
 from forkyard.sandboxes.resuming import back_to_paused, finish_resume
 from forkyard.sandboxes.routing import RouteState, route_of
-from forkyard.sandboxes.starting import abandon, watch_machine
+from forkyard.sandboxes.starting import abandon, announce_running
 from forkyard.sandboxes.state import MOVING, State
 
 log = get_logger(__name__)
@@ -197,17 +198,18 @@ async def _roll_back(core: Core, row: Sandbox, token: str, machine: _Found, reco
         recovered.gone.append(row.id)
         return
     await core.routes.set(route_of(row, RouteState.RUNNING))
-    await insist(core, lambda: core.store.finish(row.id, token=token, to=State.RUNNING))
+    running = await insist(core, lambda: core.store.finish(row.id, token=token, to=State.RUNNING))
     core.changes.notify(row.id)
     core.deadlines.moved(row.end_at)
-    await watch_machine(core, row.id, machine.handle)
+    if running is not None:
+        await align(core, running)
     core.journal.write(row.id, f"{row.state.value} was rolled back")
     recovered.adopted.append(row.id)
 
 
 async def _resolve_running(core: Core, row: Sandbox, machine: _Found, recovered: Recovered) -> None:
     if machine.handle is not None and machine.death is None:
-        await watch_machine(core, row.id, machine.handle)
+        await align(core, row)
         recovered.adopted.append(row.id)
         return
     reason = f"its machine died while the server was down: {machine.death}"
@@ -224,13 +226,19 @@ async def _resolve_resuming(core: Core, claimed: Claim, machine: _Found, recover
     error: Exception = ForkyardError("the server stopped while it was resumed")
     if machine.handle is not None and machine.death is None:
         try:
-            await finish_resume(core, claimed, machine.handle, init_timeout_s=core.settings.adopt_timeout)
+            timeout = core.settings.adopt_timeout
+            running = await finish_resume(core, claimed, machine.handle, init_timeout_s=timeout)
+            announce_running(core, running, purge=True)
             recovered.adopted.append(row.id)
             return
         except ForkyardError as failure:
             error = failure
     committed = await back_to_paused(core, claimed, error)
-    (recovered.paused if committed is None else recovered.adopted).append(row.id)
+    if committed is None:
+        recovered.paused.append(row.id)
+    else:
+        announce_running(core, committed, purge=True)
+        recovered.adopted.append(row.id)
 
 
 async def _sweep_machines(

@@ -17,7 +17,13 @@ from forkyard.sandboxes.endings import machines_of, remove_behind
 from forkyard.sandboxes.errors import AlreadyRunning, TransitionFailed
 from forkyard.sandboxes.models import Sandbox
 from forkyard.sandboxes.routing import RouteState, route_of
-from forkyard.sandboxes.starting import commit_running, deadline_after, end_processes, restore_machine
+from forkyard.sandboxes.starting import (
+    announce_running,
+    commit_running,
+    deadline_after,
+    end_processes,
+    restore_machine,
+)
 from forkyard.sandboxes.state import State
 from forkyard.sandboxes.store import LimitCheck
 
@@ -114,12 +120,16 @@ async def _resume(core: Core, claimed: Claim) -> Sandbox:
                     f"the sandbox could not be resumed and stays paused: {error}"
                 ) from error
             running = committed
+    announce_running(core, running, purge=True)
     core.journal.write(sandbox.id, "resumed")
     return running
 
 
 async def finish_resume(core: Core, claimed: Claim, handle: Handle, *, init_timeout_s: float) -> Sandbox:
-    """From a restored machine to a running sandbox; also what recovery does with a machine it finds restored."""
+    """From a restored machine to the commit of `running`; also what recovery does with a machine it finds restored.
+
+    The caller announces it.
+    """
     sandbox = claimed.sandbox
     wanted = sandbox.transition_intent or {}
     boot_id = wanted.get("boot_id") or sandbox.boot_id

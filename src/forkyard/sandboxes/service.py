@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from forkyard.base.errors import InvalidInput
-from forkyard.sandboxes import capturing, creating, endings, pausing, resuming
+from forkyard.sandboxes import capturing, creating, endings, network, pausing, resuming
 from forkyard.sandboxes.catalog import Catalog, TemplateEntry
 from forkyard.sandboxes.core import Core, settle, visible
 from forkyard.sandboxes.creating import NewSandbox, check_timeout
-from forkyard.sandboxes.driver import DriverError, Handle
-from forkyard.sandboxes.egress import egress_policy, policy_of
+from forkyard.sandboxes.egress import egress_policy
 from forkyard.sandboxes.errors import NotRunning, SandboxNotFound, SnapshotNotFound, TemplateNotFound
 from forkyard.sandboxes.journal import JournalEntry
 from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotName
@@ -117,12 +116,17 @@ class Sandboxes:
         check_timeout(self._core, timeout_s, least=0)
         end_at = deadline_after(self._core, timeout_s)
         # A capture does not touch the deadline, and need not be waited for.
-        await self._change_running(
-            team_id,
-            sandbox_id,
-            {"end_at": end_at, "timeout_s": max(1, timeout_s)},
-            states={State.RUNNING, State.SNAPSHOTTING},
-        )
+        states = {State.RUNNING, State.SNAPSHOTTING}
+        changed = None
+        while changed is None:
+            row = await visible(self._core, sandbox_id, team_id)
+            if row.state not in states:
+                row = await settle(self._core, sandbox_id, team_id=team_id)
+            if row.state not in states:
+                raise NotRunning(f'Sandbox "{sandbox_id}" is paused; connect to it first')
+            changed = await self._core.store.set_values(
+                sandbox_id, states=states, values={"end_at": end_at, "timeout_s": max(1, timeout_s)}
+            )
         self._core.deadlines.moved(end_at)
 
     async def refresh(self, team_id: str, sandbox_id: str, duration_s: int) -> None:
@@ -145,13 +149,17 @@ class Sandboxes:
         deny_out: list[str] | None,
         allow_internet: bool | None,
     ) -> None:
-        """Replace all egress rules; what is None is cleared. Holds when this returns, for established flows too.
-
-        When the driver fails, the record has the new rules (and whatever is started from it), the machine the old ones.
-        """
+        """Replace all egress rules; what is None is cleared. See `network.set_network`."""
         egress_policy(allow_out=allow_out, deny_out=deny_out, allow_internet=allow_internet)
         await self._core.operations.run_detached(
-            self._set_network(team_id, sandbox_id, allow_out, deny_out, allow_internet),
+            network.set_network(
+                self._core,
+                sandbox_id,
+                team_id=team_id,
+                allow_out=allow_out,
+                deny_out=deny_out,
+                allow_internet=allow_internet,
+            ),
             f"network-{sandbox_id}",
         )
 
@@ -276,57 +284,6 @@ class Sandboxes:
         return entry, page, Cursor(page[-1].created_at, page[-1].id) if more else None
 
     # ------------------------------------------------------------------------------------------------
-
-    async def _change_running(
-        self,
-        team_id: str,
-        sandbox_id: str,
-        values: dict[str, object],
-        *,
-        states: Collection[State] = (State.RUNNING,),
-        durable: bool = False,
-    ) -> Sandbox:
-        while True:
-            row = await visible(self._core, sandbox_id, team_id)
-            if row.state not in states:
-                row = await settle(self._core, sandbox_id, team_id=team_id)
-            if row.state not in states:
-                raise NotRunning(f'Sandbox "{sandbox_id}" is paused; connect to it first')
-            changed = await self._core.store.set_values(
-                sandbox_id, states=states, values=values, durable=durable
-            )
-            if changed is not None:
-                return changed
-
-    async def _set_network(
-        self,
-        team_id: str,
-        sandbox_id: str,
-        allow_out: list[str] | None,
-        deny_out: list[str] | None,
-        allow_internet: bool | None,
-    ) -> None:
-        # Record first: what is restored from it after a crash between the two has the newer rules.
-        core = self._core
-        row: Sandbox | None = await self._change_running(
-            team_id,
-            sandbox_id,
-            {"allow_out": allow_out, "deny_out": deny_out, "allow_internet": allow_internet},
-            durable=True,
-        )
-        # Of two calls at once the later record counts, whoever reaches the machine first: look again afterwards.
-        while row is not None and row.handle is not None:
-            machine, policy = Handle.from_json(row.handle), policy_of(row)
-            try:
-                await core.driver.set_egress(machine, policy)
-            except DriverError:
-                row = await settle(core, sandbox_id, team_id=team_id)
-                if row.handle is not None and row.handle["name"] == machine.name:
-                    raise
-                continue  # Paused, or resumed from the record, meanwhile.
-            row = await core.store.get(sandbox_id)
-            if row is not None and policy_of(row) == policy:
-                return
 
 
 def _check_page(limit: int) -> None:

@@ -6,14 +6,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from forkyard.base.crashpoints import crash_point, crash_points
-from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
 from forkyard.guest.errors import GuestError
+from forkyard.sandboxes.alignment import watch_machine
 from forkyard.sandboxes.core import Claim, Core, identity_of, insist, machine_name, still_owns
-from forkyard.sandboxes.driver import DriverError, Handle, MachineLost
+from forkyard.sandboxes.driver import DriverError, Handle
 from forkyard.sandboxes.egress import policy_of
 from forkyard.sandboxes.endings import (
-    machine_died,
     machines_of,
     purge_snapshots,
     remove_behind,
@@ -52,6 +51,7 @@ async def start_new(
         if committed is None:
             raise
         running = committed
+    announce_running(core, running)
     core.journal.write(sandbox.id, "created", template=sandbox.template_name or sandbox.template_id)
     return running
 
@@ -114,7 +114,7 @@ async def commit_running(
     *,
     snapshot_drop: list[str] | None = None,
 ) -> Sandbox:
-    """Publish the route of this machine, commit `running`, watch it. Raises TransitionFailed if it was taken over."""
+    """Publish the route of this machine, then commit `running`. Raises TransitionFailed if it was taken over."""
     sandbox = claimed.sandbox
     with core.telemetry.stage("start", "route"):
         await core.routes.set(route_of(sandbox, RouteState.RUNNING, machine=handle))
@@ -130,29 +130,23 @@ async def commit_running(
     if running is None:
         raise TransitionFailed("the sandbox was taken over by another operation")
     crash_point("start.committed")
-    core.changes.notify(sandbox.id)
-    core.deadlines.moved(running.end_at)
-    core.operations.start_logged(
-        _after_start(core, sandbox.id, handle, purge=bool(snapshot_drop)), f"after-start-{sandbox.id}"
-    )
     return running
 
 
-async def _after_start(core: Core, sandbox_id: str, handle: Handle, *, purge: bool) -> None:
-    await watch_machine(core, sandbox_id, handle)
-    if purge:
-        await purge_snapshots(core)
+def announce_running(core: Core, running: Sandbox, *, purge: bool = False) -> None:
+    """After the commit: wake those who wait, mind the deadline, and behind that watch the machine; `purge` the snapshot
+    that it came from.
+    """
+    core.changes.notify(running.id)
+    core.deadlines.moved(running.end_at)
 
+    async def behind() -> None:
+        if running.handle is not None:
+            await watch_machine(core, running.id, Handle.from_json(running.handle))
+        if purge:
+            await purge_snapshots(core)
 
-async def watch_machine(core: Core, sandbox_id: str, handle: Handle) -> None:
-    """Watch a running sandbox's machine; one that died before anybody watched it is noticed here."""
-    try:
-        await core.driver.watch(handle)
-    except MachineLost as error:
-        await machine_died(core, handle.name, error.message)
-    except ForkyardError as error:
-        log.warning("machine cannot be watched", machine=handle.name, error=error.message)
-        core.journal.write(sandbox_id, "watch failed", level="warn", reason=error.message)
+    core.operations.start_logged(behind(), f"after-start-{running.id}")
 
 
 async def _machine(core: Core, sandbox: Sandbox, snapshot: Snapshot, operation: str) -> Handle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,17 +21,18 @@ from forkyard.sandboxes.admission import Admission, Limits
 from forkyard.sandboxes.changes import Changes
 from forkyard.sandboxes.core import Core, CoreSettings
 from forkyard.sandboxes.driver import MachineEventKind, MachineSpec
-from forkyard.sandboxes.endings import machine_died, purge_snapshots, remove_leftovers
+from forkyard.sandboxes.endings import machine_died
 from forkyard.sandboxes.expiry import Expiry
 from forkyard.sandboxes.journal import Journal
 from forkyard.sandboxes.models import Durability, Snapshot, SnapshotKind, SnapshotName, SnapshotState
 from forkyard.sandboxes.naming import DEFAULT_TAG
-from forkyard.sandboxes.recovery import Recovered, recover, resolve_orphans
+from forkyard.sandboxes.recovery import Recovered, recover
 from forkyard.sandboxes.samples import Samples
 from forkyard.sandboxes.service import Sandboxes
 from forkyard.sandboxes.snapshots import Manifest, SnapshotFiles
 from forkyard.sandboxes.store import SandboxStore
 from forkyard.sandboxes.telemetry import Telemetry
+from forkyard.sandboxes.upkeep import upkeep
 from forkyard.sandboxes.warm import DEFAULT_EGRESS, WarmPool
 from forkyard.storage.session import Database
 from forkyard.testing.clock import ManualClock
@@ -211,7 +212,7 @@ class Server:
                 if self.clock.sleepers > self._resting():
                     await self.clock.advance(0.25)
 
-    async def do(self, work: Coroutine[Any, Any, T]) -> T:
+    async def do(self, work: Awaitable[T]) -> T:
         """The result of `work`, letting the clock run while it waits on it (for a retry, say)."""
         task = asyncio.ensure_future(work)
         async with asyncio.timeout(_PATIENCE_S):
@@ -226,10 +227,7 @@ class Server:
         self.host.faults.clear()
         await self.quiet()
         await self.clock.advance(6.0)
-        await self.do(resolve_orphans(self.core))
-        await self.quiet()
-        await self.do(remove_leftovers(self.core))
-        await self.do(purge_snapshots(self.core))
+        await self.do(upkeep(self.core))
         await self.quiet()
 
     def start(self, loop: Coroutine[Any, Any, None]) -> None:
@@ -278,7 +276,13 @@ class Server:
 
 
 async def open_server(
-    database: Database, host: FakeHost, clock: ManualClock, tmp_path: Path, **options: Any
+    database: Database,
+    host: FakeHost,
+    clock: ManualClock,
+    tmp_path: Path,
+    *,
+    on_open: Callable[[Server], None] = lambda _server: None,
+    **options: Any,
 ) -> tuple[Server, Recovered]:
     """Start a server on a host, as after an installation or a crash: what the last one left is recovered."""
     life = Life(host.faults)
@@ -289,6 +293,7 @@ async def open_server(
         core, Sandboxes(core, pool=pool, samples=samples), pool, expiry, samples, life, host, clock, []
     )
     await core.driver.open()
+    on_open(server)
     return server, await server.do(recover(core, routes.attach))
 
 
