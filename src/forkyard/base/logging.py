@@ -105,7 +105,8 @@ def configure_logging(output: LogFormat = "json", level: str = "info", stream: T
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(max(number, logging.INFO))
+    # What libraries say below a warning is about themselves.
+    root.setLevel(logging.INFO if number <= logging.DEBUG else max(number, logging.WARNING))
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

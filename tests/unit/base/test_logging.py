@@ -25,8 +25,9 @@ from forkyard.base.logging import (
 def stream() -> Generator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
+    before = structlog.get_config()
     yield io.StringIO()
-    structlog.reset_defaults()
+    structlog.configure(**before)
     root.handlers, root.level = handlers, level
 
 
