@@ -223,8 +223,11 @@ def _postgresql_connector(dsn: str, settings: dict[str, str]) -> Callable[..., A
             raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or 'timeout'}") from error
         except asyncpg.PostgresError as error:
             raise DatabaseUnavailable(f"PostgreSQL refuses the connection: {error}") from error
-        except (ValueError, asyncpg.InterfaceError) as error:
-            raise InvalidDatabaseUrl(f"the database URL is not valid: {error}") from error
+        except (ValueError, asyncpg.InterfaceError):
+            # Without the error: it quotes what it could not read, which may be a part of the password.
+            raise InvalidDatabaseUrl(
+                "the database URL is not valid; characters like / : @ in a password must be percent-encoded"
+            ) from None
 
     return connect
 

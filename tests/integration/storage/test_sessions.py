@@ -14,7 +14,7 @@ from forkyard.auth.models import Team
 from forkyard.storage import session as sessions
 from forkyard.storage.dialect import insert_into, lock_name_txn
 from forkyard.storage.engine import DatabaseUrl, sqlite_url
-from forkyard.storage.errors import DatabaseBusy, DatabaseUnavailable, InvalidValue
+from forkyard.storage.errors import DatabaseBusy, DatabaseUnavailable, InvalidDatabaseUrl, InvalidValue
 from forkyard.storage.session import Database
 from forkyard.testing.postgres import PostgresServer
 
@@ -477,4 +477,14 @@ async def test_an_address_where_nothing_listens(tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnavailable) as caught:
         await database.read().__aenter__()
     assert "secret" not in str(caught.value)
+    await database.close()
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://u:hunter2:x/y@h/db", "postgresql://u:hunter2@h:port/db"])
+async def test_an_address_that_cannot_be_read(dsn: str) -> None:
+    database = Database(DatabaseUrl("postgresql", dsn=dsn))
+    with pytest.raises((InvalidDatabaseUrl, DatabaseUnavailable)) as caught:
+        await database.read().__aenter__()
+    assert "hunter" not in str(caught.value)
+    assert caught.value.__cause__ is None or "hunter" not in str(caught.value.__cause__)
     await database.close()
