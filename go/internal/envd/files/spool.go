@@ -117,21 +117,20 @@ func (s *spool) close() {
 	}
 }
 
-// unnamedFile makes a file without a name on the filesystem of dir. Where the kernel cannot (gVisor), it
-// makes one with a name and takes that away: in a directory of our own if it is on the same filesystem,
-// so that nobody who watches dir sees it.
+// unnamedFile makes a file without a name on the filesystem of dir: in a directory of our own if that is on
+// the same one, since even of an unnamed file those who watch its directory hear something.
 func (h *Handler) unnamedFile(dir string) (*os.File, error) {
+	if sameDevice(h.SpoolDir, dir) {
+		dir = h.SpoolDir
+	}
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err == nil {
 		return os.NewFile(uintptr(fd), dir), nil
 	}
-	place := dir
-	if sameDevice(h.SpoolDir, dir) {
-		place = h.SpoolDir
-	}
+	// gVisor knows no unnamed files: make one with a name, and take that away.
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails since Go 1.24
-	name := filepath.Join(place, watch.HiddenPrefix+hex.EncodeToString(id[:]))
+	name := filepath.Join(dir, watch.HiddenPrefix+hex.EncodeToString(id[:]))
 	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err

@@ -23,7 +23,6 @@ var codes = []struct {
 	{syscall.EROFS, connect.CodePermissionDenied},
 	{syscall.ENOSPC, connect.CodeResourceExhausted},
 	{syscall.EDQUOT, connect.CodeResourceExhausted},
-	{syscall.ENOTEMPTY, connect.CodeFailedPrecondition},
 	{syscall.EXDEV, connect.CodeFailedPrecondition},
 	{syscall.EBUSY, connect.CodeFailedPrecondition},
 	{syscall.ETXTBSY, connect.CodeFailedPrecondition},

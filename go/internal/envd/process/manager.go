@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"forkyard.dev/forkyard/internal/envd/activeclock"
 	"forkyard.dev/forkyard/internal/envd/connect"
 )
 
@@ -16,6 +17,7 @@ const retention = 30 * time.Second
 // Manager knows the processes started through it.
 type Manager struct {
 	reaper *Reaper
+	clock  *activeclock.Clock // a pause of the sandbox is no part of a deadline
 
 	mu      sync.Mutex
 	running map[int]*Process
@@ -25,7 +27,7 @@ type Manager struct {
 
 // NewManager makes a manager; reaper must be the only one of the program.
 func NewManager(reaper *Reaper) *Manager {
-	return &Manager{reaper: reaper, running: map[int]*Process{}, ended: map[int]*Process{}}
+	return &Manager{reaper: reaper, clock: activeclock.New(), running: map[int]*Process{}, ended: map[int]*Process{}}
 }
 
 // Info is what the request said, for List: the environment of the request alone, not what came with it.
@@ -84,7 +86,7 @@ func (m *Manager) Start(spec Spec, options Options) (*Process, error) {
 	}
 	if options.Timeout > 0 {
 		p.mu.Lock()
-		p.deadline = time.AfterFunc(options.Timeout, p.expire)
+		p.deadline = m.clock.AfterFunc(options.Timeout, p.expire)
 		p.mu.Unlock()
 	}
 	p.run(exit, options.DrainAtExit)
@@ -108,7 +110,7 @@ func (m *Manager) retire(p *Process) {
 	}
 	delete(m.running, p.PID)
 	m.ended[p.PID] = p
-	time.AfterFunc(retention, func() {
+	m.clock.AfterFunc(retention, func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.ended[p.PID] == p {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"forkyard.dev/forkyard/internal/envd/activeclock"
 	"forkyard.dev/forkyard/internal/envd/connect"
 	"forkyard.dev/forkyard/internal/envd/platform"
 	"forkyard.dev/forkyard/internal/envd/procfs"
@@ -58,7 +59,7 @@ type Process struct {
 	timedOut bool
 	killing  bool
 	stopRead bool // pumps end at their next interruption
-	deadline *time.Timer
+	deadline *activeclock.Timer
 }
 
 // Exited is closed when the command itself has ended.

@@ -193,10 +193,10 @@ func (w *Watcher) handleOne(wd int32, mask, cookie uint32, name string) {
 		w.handleSelf(wd, dir, mask)
 		return
 	}
-	if strings.HasPrefix(name, HiddenPrefix) {
+	path, isDir := filepath.Join(dir, name), mask&unix.IN_ISDIR != 0
+	if strings.HasPrefix(name, HiddenPrefix) || name[0] == '#' && mask&unix.IN_MODIFY != 0 && w.isUnnamed(path) {
 		return
 	}
-	path, isDir := filepath.Join(dir, name), mask&unix.IN_ISDIR != 0
 	switch {
 	case mask&unix.IN_CREATE != 0:
 		w.created(path, isDir)
@@ -212,6 +212,12 @@ func (w *Watcher) handleOne(wd int32, mask, cookie uint32, name string) {
 	case mask&unix.IN_ATTRIB != 0:
 		w.push(Event{path, Chmod})
 	}
+}
+
+// isUnnamed knows a file that was opened without a name: Linux reports writes to it as "#" and its inode.
+func (w *Watcher) isUnnamed(path string) bool {
+	_, err := os.Lstat(w.tree.path(path))
+	return errors.Is(err, os.ErrNotExist)
 }
 
 // handleSelf handles what happens to a watched directory itself. Below the root its parent tells too.
