@@ -3,19 +3,25 @@
 import fcntl
 import os
 import re
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from forkyard.base.ids import new_instance_id
+from forkyard.host import namespaces
 from forkyard.host.disk import full_disk_as_no_space, write_all, write_atomically
 from forkyard.host.errors import DataDirectoryInUse, DataDirectoryUnusable
 
-CLAIMS = Path("/run/forkyard/instances")
-"""One locked file an instance: a copied data directory would otherwise share, and sweep, the original's machines."""
+SHARED = Path("/run/forkyard")
+"""What all instances of a host share. It goes with the last instance that leaves nothing running."""
+
+CLAIMS = "instances"
+"""One locked file an instance below it: a copied data directory would otherwise share, and sweep, the original's
+machines."""
 
 _ID_FILE = "instance"
-_LOCK_FILE = "lock"
+_ID_LOCK = "lock"
 _HOLDER = "{holder}"
 _ID = re.compile(r"[a-z0-9]{6}")
 
@@ -23,13 +29,15 @@ _ID = re.compile(r"[a-z0-9]{6}")
 class Instance:
     """An open data directory. The kernel releases its locks when the process ends, however that happens."""
 
-    def __init__(self, directory: Path, identifier: str, locks: list[int]) -> None:
+    def __init__(self, directory: Path, identifier: str, locks: list[int], shared: Path) -> None:
         self.directory = directory
         self.id = identifier
         self._locks = locks
+        self._shared = shared
+        self._forgotten = False
 
     @classmethod
-    def open(cls, directory: Path, claims: Path = CLAIMS) -> "Instance":
+    def open(cls, directory: Path, shared: Path = SHARED) -> "Instance":
         """Make the directory (mode 0700) and its id if they are not there, and lock both.
 
         Raises DataDirectoryInUse, DataDirectoryUnusable, NoSpace.
@@ -38,17 +46,19 @@ class Instance:
         try:
             with full_disk_as_no_space(f"setting up {directory}"):
                 absolute = _make(directory)
-                locks.append(_lock(absolute / _LOCK_FILE, str(os.getpid()), _in_use(absolute)))
+                locks.append(_lock(absolute / _ID_LOCK, str(os.getpid()), _in_use(absolute)))
                 identifier = _read_id(absolute) or _write_id(absolute)
-                claims.mkdir(mode=0o755, parents=True, exist_ok=True)
-                locks.append(_lock(claims / identifier, str(absolute), _copied(absolute)))
+                with _alone(shared):
+                    claims = shared / CLAIMS
+                    claims.mkdir(mode=0o755, exist_ok=True)
+                    locks.append(_lock(claims / identifier, str(absolute), _copied(absolute)))
         except OSError as error:
             _close(locks)
             raise DataDirectoryUnusable(f"the data directory {directory} cannot be used: {error}") from error
         except BaseException:
             _close(locks)
             raise
-        return cls(absolute, identifier, locks)
+        return cls(absolute, identifier, locks, shared)
 
     def __enter__(self) -> "Instance":
         return self
@@ -58,10 +68,23 @@ class Instance:
     ) -> None:
         self.close()
 
+    def forget(self) -> None:
+        """Nothing of this instance runs any more: `close` shall remove what the host remembers of it.
+
+        An instance that only stops must not say this: its sandboxes are found by it.
+        """
+        self._forgotten = True
+
     def close(self) -> None:
         """Release the locks. May be called twice."""
         locks, self._locks = self._locks, []
-        _close(locks)
+        try:
+            if locks and self._forgotten:
+                with _alone(self._shared):
+                    (self._shared / CLAIMS / self.id).unlink(missing_ok=True)
+                    _remove_shared(self._shared)
+        finally:
+            _close(locks)
 
 
 def read_instance_id(directory: Path) -> str | None:
@@ -119,6 +142,38 @@ def _copied(directory: Path) -> str:
         f"the data directory {directory} is a copy of {_HOLDER}, which a server is using on this host; "
         f"delete {directory / _ID_FILE} if the copy is to be an instance of its own"
     )
+
+
+@contextmanager
+def _alone(shared: Path) -> Generator[None]:
+    """Only one process at a time makes or removes things in the shared directory; each is there for a moment."""
+    while True:
+        shared.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd = os.open(shared, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # Whoever held the lock before may have removed the directory.
+            if (
+                os.fstat(fd).st_nlink == 0
+                or not shared.is_dir()
+                or shared.stat().st_ino != os.fstat(fd).st_ino
+            ):
+                continue
+            yield
+            return
+        finally:
+            os.close(fd)
+
+
+def _remove_shared(shared: Path) -> None:
+    """Remove the shared directories if no instance is left, running or stopped. Nothing that holds files goes."""
+    if any((shared / CLAIMS).iterdir()):
+        return
+    for entry in [*shared.iterdir(), shared]:
+        with suppress(OSError):
+            entry.rmdir()
+    if shared == SHARED:
+        namespaces.release_directory()
 
 
 def _lock(path: Path, content: str, message: str) -> int:

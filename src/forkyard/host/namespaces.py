@@ -43,6 +43,14 @@ def prepare_directory() -> None:
     _mount(b"none", path, _SHARED | _RECURSIVE)
 
 
+def release_directory() -> None:
+    """Undo `prepare_directory` if there is no namespace in it; with any, the kernel refuses."""
+    with suppress(OSError):
+        if not os.listdir(DIRECTORY):
+            _libc.umount2(bytes(DIRECTORY), 0)
+            DIRECTORY.rmdir()
+
+
 def path_of(name: str) -> Path:
     return DIRECTORY / name
 

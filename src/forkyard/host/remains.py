@@ -14,7 +14,7 @@ from forkyard.host import namespaces
 from forkyard.host.addresses import AddressPool
 from forkyard.host.cgroups import hierarchies, remove_group
 from forkyard.host.errors import HostError
-from forkyard.host.instance import CLAIMS, read_instance_id
+from forkyard.host.instance import CLAIMS, SHARED, read_instance_id
 from forkyard.host.reservations import DIRECTORY as RESERVATIONS
 from forkyard.host.reservations import Reservations, all_reservations
 from forkyard.host.ruleset import render_teardown
@@ -52,14 +52,14 @@ class Remains:
         return self.data_dir is None or read_instance_id(self.data_dir) != self.instance
 
 
-async def find_remains(claims: Path = CLAIMS) -> list[Remains]:
+async def find_remains(shared: Path = SHARED) -> list[Remains]:
     """Of every instance that anything on this host is named after."""
     tables = await run_command(["nft", "list", "tables"], timeout=_TIMEOUT, env=_SBIN)
     names = re.findall(r"^table inet (forkyard_([a-z0-9]{6}))$", tables.stdout.decode(), re.MULTILINE)
-    return await asyncio.to_thread(_find, claims, [(instance, table) for table, instance in names])
+    return await asyncio.to_thread(_find, shared / CLAIMS, [(instance, table) for table, instance in names])
 
 
-async def clean(remains: Remains, claims: Path = CLAIMS) -> None:
+async def clean(remains: Remains, shared: Path = SHARED) -> None:
     """End and remove everything of a dead instance. Idempotent. Raises HostError if it is not dead."""
     if not remains.dead:
         raise HostError(
@@ -73,7 +73,7 @@ async def clean(remains: Remains, claims: Path = CLAIMS) -> None:
         ["nft", "-f", "-"], stdin=render_teardown(remains.instance).encode(), timeout=_TIMEOUT, env=_SBIN
     )
     result.check()
-    (claims / remains.instance).unlink(missing_ok=True)
+    (shared / CLAIMS / remains.instance).unlink(missing_ok=True)
 
 
 def _find(claims: Path, tables: list[tuple[str, str]]) -> list[Remains]:

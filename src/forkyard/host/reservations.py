@@ -50,7 +50,12 @@ class Reservations:
         """Reserve its subnet; False when anybody (this instance too) has it."""
         owner = Owner(self._instance, slot.number, str(self._data_dir), os.getpid(), time.time())
         temporary = self._directory / f"{_TEMPORARY}{self._instance}-{secrets.token_hex(6)}"
-        temporary.write_text(json.dumps(asdict(owner)))
+        try:
+            temporary.write_text(json.dumps(asdict(owner)))
+        except FileNotFoundError:
+            # The last instance of a moment ago took the directory away.
+            self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(asdict(owner)))
         try:
             os.link(temporary, self._path(slot.subnet))
         except FileExistsError:

@@ -138,7 +138,7 @@ _TABLE = """\
 	}}
 	set connections {{
 		type ipv4_addr
-		size 65535
+		size 1000000
 		flags dynamic
 	}}
 	chain refuse {{
