@@ -1,1 +1,1 @@
-"""Typed HTTP client for the native API."""
+"""Typed HTTP client of a Forkyard server: its API, and the processes and files inside a sandbox."""

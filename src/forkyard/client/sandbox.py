@@ -1,0 +1,179 @@
+"""Processes, terminals and files inside a sandbox, through the server's data plane."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from forkyard.client.envelopes import frame, messages
+from forkyard.client.http import Http
+
+ENVD_PORT = 49983
+_STREAM = {
+    "Content-Type": "application/connect+json",
+    "Connect-Protocol-Version": "1",
+    "Keepalive-Ping-Interval": "30",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    stream: str
+    """stdout, stderr or pty."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    exit_code: int
+    """As a shell would give it: 128 + number for a signal."""
+    error: str
+
+
+ProcessEvent = Started | Output | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    cols: int
+    rows: int
+
+    def to_json(self) -> dict[str, int]:
+        return {"cols": self.cols, "rows": self.rows}
+
+
+class SandboxClient:
+    """Use it as a context manager. Methods raise ApiError, ServerUnreachable, StreamBroken."""
+
+    def __init__(self, url: str, sandbox_id: str, token: str | None) -> None:
+        headers = {"E2b-Sandbox-Id": sandbox_id, "E2b-Sandbox-Port": str(ENVD_PORT)}
+        if token:
+            headers["X-Access-Token"] = token
+        self.sandbox_id = sandbox_id
+        self._http = Http(url, headers)
+
+    async def __aenter__(self) -> SandboxClient:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def start(
+        self,
+        command: str,
+        arguments: Sequence[str],
+        *,
+        user: str | None = None,
+        cwd: str | None = None,
+        envs: Mapping[str, str] | None = None,
+        stdin: bool = False,
+        pty: Size | None = None,
+    ) -> AsyncIterator[AsyncIterator[ProcessEvent]]:
+        """A process and its events. It goes on when the connection ends."""
+        process: dict[str, Any] = {"cmd": command, "args": list(arguments), "envs": dict(envs or {})}
+        if cwd:
+            process["cwd"] = cwd
+        body: dict[str, Any] = {"process": process, "stdin": stdin}
+        if pty is not None:
+            body["pty"] = {"size": pty.to_json()}
+        async with self._http.open(
+            "POST",
+            "/process.Process/Start",
+            data=frame(body),
+            headers={**_STREAM, **_user(user)},
+            stream=True,
+        ) as response:
+            yield _events(messages(response.content))
+
+    async def send(self, pid: int, data: bytes, *, pty: bool = False) -> None:
+        key = "pty" if pty else "stdin"
+        await self._unary(
+            "SendInput", {"process": {"pid": pid}, "input": {key: base64.b64encode(data).decode()}}
+        )
+
+    async def close_stdin(self, pid: int) -> None:
+        await self._unary("CloseStdin", {"process": {"pid": pid}})
+
+    async def signal(self, pid: int, *, kill: bool = False) -> None:
+        await self._unary(
+            "SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL" if kill else "SIGNAL_SIGTERM"}
+        )
+
+    async def resize(self, pid: int, size: Size) -> None:
+        await self._unary("Update", {"process": {"pid": pid}, "pty": {"size": size.to_json()}})
+
+    async def upload(self, path: str, data: AsyncIterable[bytes], *, user: str | None = None) -> None:
+        """Write a file, streamed; parents are made."""
+        query = {"path": path} | ({"username": user} if user else {})
+        async with self._http.open(
+            "POST",
+            "/files",
+            data=data,
+            query=query,
+            headers={"Content-Type": "application/octet-stream"},
+            stream=True,
+        ) as response:
+            await response.read()
+
+    @asynccontextmanager
+    async def download(self, path: str, *, user: str | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A file's content in chunks."""
+        query = {"path": path} | ({"username": user} if user else {})
+        async with self._http.open("GET", "/files", query=query, stream=True) as response:
+            yield response.content.iter_chunked(1 << 18)
+
+    async def _unary(self, method: str, body: dict[str, Any]) -> Any:
+        headers = {"Connect-Protocol-Version": "1"}
+        return (await self._http.call("POST", f"/process.Process/{method}", body, headers=headers))[0]
+
+
+def _user(user: str | None) -> dict[str, str]:
+    if user is None:
+        return {}
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:".encode()).decode()}
+
+
+async def _events(stream: AsyncIterator[dict[str, Any]]) -> AsyncIterator[ProcessEvent]:
+    async for message in stream:
+        event = message.get("event", {})
+        if "start" in event:
+            yield Started(int(event["start"]["pid"]))
+        elif "data" in event:
+            for name, data in event["data"].items():
+                yield Output(name, base64.b64decode(data))
+        elif "end" in event:
+            yield _ended(event["end"])
+
+
+def _ended(end: Mapping[str, Any]) -> Ended:
+    status = str(end.get("status", ""))
+    code = int(end.get("exitCode", 0))
+    if not end.get("exited", False) and "signal" in status:
+        code = 128 + _SIGNALS.get(status.removeprefix("signal: ").split(" ")[0], 9)
+    return Ended(code, str(end.get("error", "")))
+
+
+# Words of Go's os.ProcessState for the signals that end processes in practice.
+_SIGNALS = {
+    "hangup": 1,
+    "interrupt": 2,
+    "quit": 3,
+    "aborted": 6,
+    "killed": 9,
+    "segmentation": 11,
+    "broken": 13,
+    "terminated": 15,
+}
