@@ -55,7 +55,7 @@ func (m *Manager) adopt(id string) {
 	m.containers[id] = c
 	m.mu.Unlock()
 
-	if r.Phase == phaseCreating || r.Phase == phaseStarting {
+	if r.Phase != phaseCreated && r.Phase != phaseRunning {
 		m.undoHalfDone(c)
 		return
 	}

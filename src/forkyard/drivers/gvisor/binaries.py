@@ -1,4 +1,4 @@
-"""Runtime and envd binaries, each in a directory named by its hash: a snapshot needs the very files it was made with."""
+"""Runtime and envd binaries, each in a directory named by its hash: a snapshot needs the very files it came from."""
 
 from __future__ import annotations
 

@@ -1,28 +1,25 @@
-"""The gVisor driver: shapes, slots and containers put together into machines."""
+"""The gVisor driver: implements every protocol of `sandboxes.driver`."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forkyard.base.clock import Clock, SystemClock
-from forkyard.base.ids import new_short_id
-from forkyard.base.logging import get_logger
 from forkyard.base.tasks import Operations, Supervisor
 from forkyard.drivers.gvisor.binaries import Binaries, FileHashes
-from forkyard.drivers.gvisor.config import GvisorConfig, seen_by_keeper
+from forkyard.drivers.gvisor.config import GvisorConfig
 from forkyard.drivers.gvisor.cpu import cpu_features
 from forkyard.drivers.gvisor.disk_use import DiskUse
-from forkyard.drivers.gvisor.empties import Empties, Empty
-from forkyard.drivers.gvisor.keeper import Keeper
-from forkyard.drivers.gvisor.records import MachineRecord, MachineRecords
-from forkyard.drivers.gvisor.runtime import Container, ContainerEvent, ContainerRequest, Runtime
-from forkyard.drivers.gvisor.slot_stock import PLAIN, SlotStock
-from forkyard.drivers.gvisor.spec import cgroup_memory_limit, memory_marks, oci_spec
-from forkyard.host.addresses import Slot
+from forkyard.drivers.gvisor.machines import Machines
+from forkyard.drivers.gvisor.records import MachineRecord
+from forkyard.drivers.gvisor.runtime import Container, ContainerEvent
+from forkyard.drivers.gvisor.runtimes import Runtimes
+from forkyard.drivers.gvisor.spec import memory_marks
 from forkyard.host.cgroups import MachineGroups
 from forkyard.host.firewall import FirewallConfig
 from forkyard.host.network import HostNetwork
@@ -30,12 +27,10 @@ from forkyard.host.processes import ProcessHandle
 from forkyard.sandboxes.driver import (
     CheckpointFile,
     CheckpointResult,
-    DriverError,
     EgressPolicy,
     Handle,
     MachineEvent,
     MachineEventKind,
-    MachineLost,
     MachineSpec,
     MachineStats,
     MachineStatus,
@@ -43,13 +38,13 @@ from forkyard.sandboxes.driver import (
     SnapshotUnusable,
 )
 
-log = get_logger(__name__)
-
 ENVD_PORT = 49983
+
+T = TypeVar("T")
 
 
 class GvisorDriver:
-    """Implements every protocol of `sandboxes.driver`."""
+    """Operations go on to their end when the caller is cut off; what they made then is taken away again."""
 
     name = "gvisor"
 
@@ -58,20 +53,14 @@ class GvisorDriver:
         self._clock = clock or SystemClock()
         self._hashes = FileHashes()
         self._binaries = Binaries(config.node_dir / "bin", self._hashes)
-        self._records = MachineRecords(config.node_dir / "machines")
         self._network = HostNetwork(
             config.instance,
             config.data_dir,
             FirewallConfig(slot_range=config.subnets, extra_allowed_internal=config.internal_allowed),
         )
-        self._slots: dict[str, Slot] = {}
-        self._stock = SlotStock(self._network)
         self._groups = MachineGroups(config.instance)
-        self._runtimes: dict[str, Runtime] = {}
-        self._opening = asyncio.Lock()
-        self._empties = Empties(
-            most=config.empty_machines, make=self._make_empty, end=self._end_empty, clock=self._clock
-        )
+        self._runtimes = Runtimes(config, self._binaries, self._hashes, self._clock, self._tell)
+        self._machines = Machines(config, self._network, self._groups, self._runtimes, self._clock)
         self._loops = Supervisor(self._clock)
         self._operations = Operations()
         self._events: asyncio.Queue[MachineEvent | None] = asyncio.Queue()
@@ -88,28 +77,19 @@ class GvisorDriver:
             (config.node_dir / name).mkdir(parents=True, exist_ok=True)
         self._newest_runtime = await self._binaries.install(config.binaries / "keeper")
         self._newest_envd = await self._binaries.install(config.binaries / "envd")
-        self._records.load()
         self._groups.prepare()
-        slots = await self._network.open({r.slot: (r.egress, r.cut) for r in self._records.all()})
-        self._slots = {r.name: slots[r.slot] for r in self._records.all() if r.slot in slots}
-        needed = {r.shape.runtime for r in self._records.all()} | {self._newest_runtime}
-        for runtime in needed:
-            await self._runtime(runtime)
-        await self._end_strangers()
-        self._loops.start("empty-machines", self._empties.run)
+        await self._machines.open()
+        await self._runtimes.get(self._newest_runtime)
+        await self._machines.end_strangers()
+        self._loops.start("empty-machines", self._machines.empties.run)
 
     async def close(self) -> None:
         """Machines go on. Without any, the keepers, the packet filter and the control groups go too."""
         await self._loops.stop()
-        await self._empties.drain()
         await self._operations.drain(10.0)
-        await self._stock.drain()
-        left = bool(self._records.all())
-        for runtime in self._runtimes.values():
-            if not left:
-                await runtime.shutdown()
-            await runtime.close()
-        self._runtimes.clear()
+        await self._machines.close()
+        left = bool(self._machines.records.all())
+        await self._runtimes.close(shutdown=not left)
         if not left:
             await self._network.teardown()
             await self._groups.remove_all()
@@ -120,31 +100,32 @@ class GvisorDriver:
         return Shape(image, self._newest_envd, self._newest_runtime, vcpus, memory_mb, disk_mb)
 
     async def create(self, spec: MachineSpec) -> Handle:
-        return await self._operations.run_detached(self._create(spec), f"create-{spec.name}")
+        work = self._machines.create(spec)
+        made = await self._or_undone(work, f"create-{spec.name}", lambda: self._machines.destroy(spec.name))
+        return _handle(*made)
 
     async def inspect(self, handle: Handle) -> MachineStatus:
-        record = self._records.get(handle.name)
-        if record is None:
-            return MachineStatus(False, "it is not there any more")
-        container = await (await self._runtime(record.shape.runtime)).get(record.container)
+        record = self._machines.records.get(handle.name)
+        container = await self._machines.container(record) if record is not None else None
         if container is None:
             return MachineStatus(False, "it is not there any more")
         return MachineStatus(container.status == "running", container.reason or container.status)
 
     async def destroy(self, handle_or_name: Handle | str) -> None:
         name = handle_or_name if isinstance(handle_or_name, str) else handle_or_name.name
-        await self._operations.run_detached(self._destroy(name), f"destroy-{name}")
+        await self._operations.run_detached(self._machines.destroy(name), f"destroy-{name}")
 
     async def list_handles(self) -> Sequence[Handle]:
-        return [_handle(record, None) for record in self._records.all()]
+        found = {container.id: container for _runtime, container in await self._runtimes.containers()}
+        return [_handle(record, found.get(record.container)) for record in self._machines.records.all()]
 
     async def events(self) -> AsyncIterator[MachineEvent]:
         while (event := await self._events.get()) is not None:
             yield event
 
     async def watch(self, handle: Handle) -> None:
-        record = self._known(handle.name)
-        runtime = await self._runtime(record.shape.runtime)
+        record = self._machines.known(handle.name)
+        runtime = await self._runtimes.get(record.shape.runtime)
         await runtime.watch(
             record.container,
             health_url=f"http://{record.address}:{ENVD_PORT}/health",
@@ -156,11 +137,13 @@ class GvisorDriver:
     async def checkpoint(
         self, handle: Handle, directory: Path, *, leave_running: bool = True
     ) -> CheckpointResult:
-        record = self._known(handle.name)
-        runtime = await self._runtime(record.shape.runtime)
-        work = runtime.checkpoint(record.container, directory, leave_running=leave_running)
-        files = await self._operations.run_detached(work, f"checkpoint-{handle.name}")
-        return CheckpointResult(tuple(files), {"shape": _shape_to_json(record.shape), "cpu": cpu_features()})
+        work = self._machines.checkpoint(handle.name, directory, leave_running=leave_running)
+        record, files = await self._or_undone(
+            work,
+            f"checkpoint-{handle.name}",
+            lambda: asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True),
+        )
+        return CheckpointResult(tuple(files), {"shape": asdict(record.shape), "cpu": cpu_features()})
 
     def spec_of(
         self, requires: Mapping[str, Any], *, name: str, egress: EgressPolicy, hostname: str = "sandbox"
@@ -170,6 +153,7 @@ class GvisorDriver:
     async def check(
         self, directory: Path, requires: Mapping[str, Any], files: Sequence[CheckpointFile]
     ) -> None:
+        await asyncio.to_thread(_check_files, directory, files)
         shape = Shape(**requires["shape"])
         missing = sorted(set(requires.get("cpu", ())) - set(cpu_features()))
         if missing:
@@ -181,194 +165,66 @@ class GvisorDriver:
         )
 
     async def restore(self, spec: MachineSpec, directory: Path) -> Handle:
-        return await self._operations.run_detached(self._restore(spec, directory), f"restore-{spec.name}")
+        work = self._machines.restore(spec, directory)
+        made = await self._or_undone(work, f"restore-{spec.name}", lambda: self._machines.destroy(spec.name))
+        return _handle(*made)
 
     # -- Network, Stats, Prewarm ---------------------------------------------------------------------
 
     async def cut(self, handle: Handle) -> None:
-        await self._network.cut(self._slot(handle.name))
-        self._records.change(handle.name, cut=True)
+        await self._network.cut(self._machines.slot(handle.name))
+        self._machines.records.change(handle.name, cut=True)
 
     async def uncut(self, handle: Handle) -> None:
-        slot = self._slots.get(handle.name)
+        slot = self._machines.slots.get(handle.name)
         if slot is None:
             return
         await self._network.uncut(slot)
-        self._records.change(handle.name, cut=False)
+        self._machines.records.change(handle.name, cut=False)
 
     async def set_egress(self, handle: Handle, policy: EgressPolicy) -> None:
-        await self._network.set_policy(self._slot(handle.name), policy)
-        self._records.change(handle.name, egress=policy)
+        await self._network.set_policy(self._machines.slot(handle.name), policy)
+        self._machines.records.change(handle.name, egress=policy)
 
     async def stats(self, handles: Sequence[Handle]) -> Mapping[str, MachineStats]:
         return await asyncio.to_thread(self._stats, handles)
 
     def demand(self, shape: Shape, count: int) -> None:
-        self._empties.demand(shape, count)
+        self._machines.empties.demand(shape, count)
 
     def prepared(self) -> Mapping[Shape, int]:
-        return self._empties.counts()
+        return self._machines.prepared()
 
     # ------------------------------------------------------------------------------------------------
 
-    async def _create(self, spec: MachineSpec) -> Handle:
-        slot = await self._stock.take(spec.egress)
+    async def _or_undone(
+        self, work: Coroutine[Any, Any, T], name: str, undo: Callable[[], Awaitable[None]]
+    ) -> T:
+        """Wait for `work`. If we are cut off it goes on to its end, and then what it made is taken away."""
+        task = self._operations.start(work, name)
         try:
-            record = self._record(spec, spec.name, slot)
-            runtime = await self._runtime(spec.shape.runtime)
-            await runtime.create(spec.name, self._request(spec.name, spec.shape, slot))
-            container = await runtime.start(spec.name, slot)
-        except BaseException:
-            await self._abandon(spec.name, slot)
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._operations.start_logged(_after(task, undo), f"undo-{name}")
             raise
-        return _handle(record, container)
-
-    async def _restore(self, spec: MachineSpec, directory: Path) -> Handle:
-        empty = self._empties.take(spec.shape)
-        if empty is None:
-            slot = await self._stock.take(spec.egress)
-            container_id = spec.name
-        else:
-            slot, container_id = empty.slot, empty.container
-        try:
-            record = self._record(spec, container_id, slot)
-            runtime = await self._runtime(spec.shape.runtime)
-            if empty is None:
-                await runtime.create(container_id, self._request(container_id, spec.shape, slot))
-            elif spec.egress != PLAIN:
-                await self._network.set_policy(slot, spec.egress)
-            container = await runtime.restore(container_id, directory, slot)
-        except BaseException:
-            await self._abandon(spec.name, slot)
-            raise
-        return _handle(record, container)
-
-    def _record(self, spec: MachineSpec, container_id: str, slot: Slot) -> MachineRecord:
-        if self._records.get(spec.name) is not None:
-            raise DriverError(f"there is a machine called {spec.name} already")
-        record = MachineRecord(
-            spec.name, container_id, slot.number, str(slot.address), spec.shape, spec.egress
-        )
-        self._slots[spec.name] = slot
-        self._records.put(record)
-        return record
-
-    async def _abandon(self, name: str, slot: Slot) -> None:
-        """After a failure: the machine that was being made goes, its slot too."""
-        if self._records.get(name) is not None and self._slots.get(name) == slot:
-            await self._destroy(name)
-        else:
-            await self._stock.give_back(slot)
-
-    async def _destroy(self, name: str) -> None:
-        record = self._records.get(name)
-        if record is None:
-            return
-        runtime = await self._runtime(record.shape.runtime)
-        await runtime.delete(record.container)
-        slot = self._slots.pop(name, None)
-        self._records.remove(name)
-        self._clean_files(record.container)
-        if slot is not None:
-            await self._stock.give_back(slot)
-
-    async def _make_empty(self, shape: Shape) -> Empty:
-        container_id = f"empty-{new_short_id()}"
-        slot = await self._stock.take(PLAIN)
-        runtime = await self._runtime(shape.runtime)
-        try:
-            await runtime.create(container_id, self._request(container_id, shape, slot))
-        except BaseException:
-            await self._end_empty(Empty(container_id, slot, shape))
-            raise
-        return Empty(container_id, slot, shape)
-
-    async def _end_empty(self, empty: Empty) -> None:
-        runtime = await self._runtime(empty.shape.runtime)
-        await runtime.delete(empty.container)
-        self._clean_files(empty.container)
-        await self._stock.give_back(empty.slot)
-
-    def _request(self, container_id: str, shape: Shape, slot: Slot) -> ContainerRequest:
-        node = self._config.node_dir
-        volumes = node / "volumes" / container_id
-        volumes.mkdir(parents=True, exist_ok=True)
-        return ContainerRequest(
-            spec=oci_spec(
-                shape,
-                netns=slot.netns_path,
-                cgroup=self._groups.path(container_id),
-                volumes=seen_by_keeper(self._config, volumes),
-            ),
-            log=seen_by_keeper(self._config, node / "logs" / f"{container_id}.log"),
-            cgroup_memory_limit=cgroup_memory_limit(shape),
-            slot=slot,
-        )
-
-    def _clean_files(self, container_id: str) -> None:
-        shutil.rmtree(self._config.node_dir / "volumes" / container_id, ignore_errors=True)
-        (self._config.node_dir / "logs" / f"{container_id}.log").unlink(missing_ok=True)
-
-    async def _runtime(self, sha256: str) -> Runtime:
-        """The runtime of that version, started if it is not there. Raises SnapshotUnusable when it is not installed."""
-        runtime = self._runtimes.get(sha256)
-        if runtime is not None:
-            return runtime
-        async with self._opening:
-            if sha256 in self._runtimes:
-                return self._runtimes[sha256]
-            binary = self._binaries.path("keeper", sha256)
-            await self._hashes.check(binary, sha256, "runtime")
-            runtime = Keeper(self._config, sha256, binary, self._clock)
-            await runtime.open()
-            self._runtimes[sha256] = runtime
-            self._loops.start(f"events-{sha256[:12]}", lambda: self._follow(runtime))
-            return runtime
-
-    async def _follow(self, runtime: Runtime) -> None:
-        async for event in runtime.events():
-            self._tell(event)
 
     def _tell(self, event: ContainerEvent) -> None:
-        record = self._records.by_container(event.id)
+        record = self._machines.records.by_container(event.id)
         if record is not None:
             self._events.put_nowait(MachineEvent(MachineEventKind(event.type), record.name, event.reason))
-        elif event.type == "exit" and (empty := self._empties.discard(event.id)) is not None:
-            log.warning("an empty machine died", container=event.id, reason=event.reason)
-            self._operations.start_logged(self._end_empty(empty), f"end-{event.id}")
-
-    async def _end_strangers(self) -> None:
-        """Containers without a record: empty ones of an earlier process, and what was being made when it died."""
-        known = {record.container for record in self._records.all()}
-        for runtime in self._runtimes.values():
-            for container in await runtime.list():
-                if container.id not in known:
-                    await runtime.delete(container.id)
-                    self._clean_files(container.id)
-        await self._groups.sweep(known)
-
-    def _known(self, name: str) -> MachineRecord:
-        record = self._records.get(name)
-        if record is None:
-            raise MachineLost(f"machine {name} is not there any more")
-        return record
-
-    def _slot(self, name: str) -> Slot:
-        slot = self._slots.get(name)
-        if slot is None:
-            raise MachineLost(f"machine {name} has no network any more")
-        return slot
+        elif event.type == "exit":
+            self._machines.empty_died(event.id, event.reason)
 
     def _stats(self, handles: Sequence[Handle]) -> Mapping[str, MachineStats]:
         usage = self._groups.usage()
         result: dict[str, MachineStats] = {}
         alive: set[tuple[int, int]] = set()
         for handle in handles:
-            record = self._records.get(handle.name)
+            record = self._machines.records.get(handle.name)
             used = usage.get(record.container) if record is not None else None
             if used is None:
                 continue
-            key = (int(handle.data["pid"]), int(handle.data["pid_start_time"]))
+            key = (int(handle.data.get("pid", 0)), int(handle.data.get("pid_start_time", 0)))
             alive.add(key)
             result[handle.name] = MachineStats(
                 cpu_ns=used.cpu_ns,
@@ -380,6 +236,24 @@ class GvisorDriver:
         return result
 
 
+async def _after(task: asyncio.Task[Any], undo: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.wait([task])
+    if task.cancelled() or task.exception() is None:
+        await undo()
+
+
+def _check_files(directory: Path, files: Sequence[CheckpointFile]) -> None:
+    for file in files:
+        try:
+            size = (directory / file.name).stat(follow_symlinks=False).st_size
+        except OSError:
+            raise SnapshotUnusable(f"the snapshot's file {file.name} is missing") from None
+        if size != file.size:
+            raise SnapshotUnusable(
+                f"the snapshot's file {file.name} has {size} bytes, not {file.size}: it is damaged"
+            )
+
+
 def _handle(record: MachineRecord, container: Container | None) -> Handle:
     data: dict[str, Any] = {
         "container": record.container,
@@ -389,17 +263,6 @@ def _handle(record: MachineRecord, container: Container | None) -> Handle:
     if container is not None:
         data |= {"pid": container.pid, "pid_start_time": container.pid_start_time}
     return Handle(GvisorDriver.name, record.name, record.address, data)
-
-
-def _shape_to_json(shape: Shape) -> dict[str, Any]:
-    return {
-        "image": shape.image,
-        "envd": shape.envd,
-        "runtime": shape.runtime,
-        "vcpus": shape.vcpus,
-        "memory_mb": shape.memory_mb,
-        "disk_mb": shape.disk_mb,
-    }
 
 
 def process_of(handle: Handle) -> ProcessHandle:

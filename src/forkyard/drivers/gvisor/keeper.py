@@ -1,4 +1,4 @@
-"""Client of one keeper, and its process: started when it is not there, adopted when it is. Contract: `specs/keeper.md`."""
+"""Client of one keeper, and its process: started when it is not there, adopted when it is (`specs/keeper.md`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aiohttp
 from forkyard.base.clock import Clock
 from forkyard.base.logging import get_logger
 from forkyard.drivers.gvisor.config import NODE, GvisorConfig
-from forkyard.drivers.gvisor.runtime import Container, ContainerEvent, ContainerRequest
+from forkyard.drivers.gvisor.runtime import Container, ContainerEvent, ContainerRequest, ContainerUnusable
 from forkyard.host.addresses import Slot
 from forkyard.host.errors import ProcessGone
 from forkyard.host.processes import ProcessHandle, spawn_detached, wait_exit
@@ -127,29 +127,35 @@ class Keeper:
 
     async def events(self) -> AsyncIterator[ContainerEvent]:
         """Goes on with the next keeper when this one dies; its sandboxes' deaths meanwhile are told from the list."""
+        # Sequence numbers go on rising over restarts of the keeper. What happened before now is in the list.
+        after: int | None = None
         while self._session is not None:
             try:
+                if after is None:
+                    after = int((await self._call("GET", "/v1/info", None))["last_event_seq"])
                 for container in await self.list():
                     if container.status == "stopped":
                         yield ContainerEvent("exit", container.id, container.reason or "unknown")
-                async for event in self._stream():
+                async for seq, event in self._stream(after):
+                    after = seq
                     yield event
-            except (DriverError, aiohttp.ClientError, OSError, ValueError) as error:
+            except (DriverError, aiohttp.ClientError, OSError, ValueError, KeyError) as error:
                 log.warning("the keeper's event stream broke", error=str(error))
             await self._clock.sleep(_LOOK_S * 5)
 
     # ------------------------------------------------------------------------------------------------
 
-    async def _stream(self) -> AsyncIterator[ContainerEvent]:
+    async def _stream(self, after: int) -> AsyncIterator[tuple[int, ContainerEvent]]:
         if self._session is None:
             return
+        # A line comes every 5 s, so that a keeper that hangs is noticed.
         timeout = aiohttp.ClientTimeout(total=None, sock_read=15.0)
-        # A new keeper counts from 1 again, so every stream begins with what is kept; repeats do no harm.
-        async with self._session.get("http://keeper/v1/events?after=0", timeout=timeout) as response:
+        url = f"http://keeper/v1/events?after={after}"
+        async with self._session.get(url, timeout=timeout) as response:
             async for line in response.content:
                 raw = json.loads(line)
                 if raw.get("type") in ("exit", "unhealthy", "healthy", "memory"):
-                    yield ContainerEvent(raw["type"], str(raw["id"]), _reason(raw))
+                    yield int(raw["seq"]), ContainerEvent(raw["type"], str(raw["id"]), _reason(raw))
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         """Once more after a keeper that died; whether the first try had an effect is for the caller's clean-up."""
@@ -157,7 +163,7 @@ class Keeper:
             return await self._once(method, path, body)
         except KeeperAway:
             await self._ensure()
-            if method != "GET":
+            if method not in ("GET", "DELETE"):
                 raise
             return await self._once(method, path, body)
 
@@ -264,6 +270,8 @@ def _error(status: int, answer: Any) -> DriverError | HostFull:
         return HostFull(message)
     if code == "not_found":
         return MachineLost(message)
+    if code == "conflict":
+        return ContainerUnusable(message)
     if code == "timeout":
         return MachineLost(f"the sandbox does not answer: {message}")
     return DriverError(message)

@@ -1,4 +1,4 @@
-"""What the driver must know of its machines after a restart: one small JSON file each, written before the machine is made."""
+"""What the driver must know of its machines after a restart: a small JSON file each, written before it is made."""
 
 from __future__ import annotations
 

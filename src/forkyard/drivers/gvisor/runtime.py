@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forkyard.host.addresses import Slot
-from forkyard.sandboxes.driver import CheckpointFile
+from forkyard.sandboxes.driver import CheckpointFile, DriverError
+
+
+class ContainerUnusable(DriverError):
+    """The container is in another state than the call needs: it has ended, for instance."""
+
+    code = "container_unusable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,9 @@ class ContainerRequest:
 
 
 class Runtime(Protocol):
-    """One version of the runtime. Errors are those of `sandboxes.driver`; a call that raises has left nothing."""
+    """One version of the runtime. Errors are those of `sandboxes.driver`; a `create`, `start` or `restore` that raises
+    has left nothing, except ContainerUnusable, which leaves the container as it was.
+    """
 
     async def open(self) -> None: ...
 
