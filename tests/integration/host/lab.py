@@ -193,7 +193,9 @@ def table_state(instance: str) -> Any:
         ((kind, content),) = entry.items()
         content.pop("handle", None)
         if kind in ("set", "map"):
-            content["elem"] = sorted(content.get("elem", []), key=repr)
+            # What packets have added to a set is no part of it.
+            filled_by_packets = "dynamic" in content.get("flags", [])
+            content["elem"] = [] if filled_by_packets else sorted(content.get("elem", []), key=repr)
         if kind == "rule":
             rules = [_with_plain_ranges(expression) for expression in content["expr"]]
             state.setdefault(f"rules of {content['chain']}", []).append(rules)

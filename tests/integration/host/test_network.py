@@ -419,6 +419,28 @@ async def test_a_reused_slot_can_be_called_from_the_same_host_port(network: Host
         call(second)
 
 
+async def test_an_instance_that_goes_does_not_touch_another(
+    instance: str, open_network: Any, internet: Internet
+) -> None:
+    network, other = await open_network(instance), await open_network(new_instance_id())
+    kept = await other.create(EVERYTHING)
+    await asyncio.gather(*(network.create(EgressPolicy(deny=(net("9.9.9.9"),))) for _ in range(4)))
+    before = lab.table_state(kept.instance)
+    server, port = internet.socket()
+    with server, guest_socket(kept) as client:
+        assert connect(client, internet.address, port) == "open"
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.settimeout(lab.PATIENCE)
+            await network.sweep(set())
+            await network.teardown()
+            client.sendall(b"here")
+            assert accepted.recv(4) == b"here"
+    assert lab.leftovers(instance) == []
+    assert await other.list_own() == {kept.number}
+    assert lab.table_state(kept.instance) == before
+
+
 async def test_deleting_the_table_is_repaired(network: HostNetwork, internet: Internet) -> None:
     slot = await network.create(EgressPolicy(deny=(net(internet.other),)))
     before = lab.table_state(slot.instance)
