@@ -25,6 +25,7 @@ from forkyard.host.netlink import links
 from forkyard.host.netlink.connection import ROUTE, NetlinkConnection
 from forkyard.host.netlink.links import VethEnd
 from forkyard.host.reservations import DIRECTORY as RESERVATIONS
+from forkyard.host.ruleset import CONNECTIONS
 
 PATIENCE = 10.0
 """Seconds after which something that should happen counts as missing."""
@@ -194,7 +195,7 @@ def table_state(instance: str) -> Any:
         content.pop("handle", None)
         if kind in ("set", "map"):
             # What packets have added to a set is no part of it.
-            filled_by_packets = "dynamic" in content.get("flags", [])
+            filled_by_packets = content["name"] == CONNECTIONS
             content["elem"] = [] if filled_by_packets else sorted(content.get("elem", []), key=repr)
         if kind == "rule":
             rules = [_with_plain_ranges(expression) for expression in content["expr"]]
