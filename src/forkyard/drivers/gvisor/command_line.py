@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import fcntl
 import os
 import shutil
@@ -27,6 +28,7 @@ from forkyard.drivers.gvisor.config import NODE, GvisorConfig
 from forkyard.drivers.gvisor.container_files import ContainerFiles, Phase
 from forkyard.drivers.gvisor.runsc_process import NoSpace, Runsc, RunscFailed
 from forkyard.drivers.gvisor.runtime import Container, ContainerEvent, ContainerRequest, ContainerUnusable
+from forkyard.drivers.gvisor.turns import Turns
 from forkyard.host import namespaces
 from forkyard.host.addresses import PREFIX_LENGTH, Slot
 from forkyard.host.cgroups import MachineGroups, hierarchies
@@ -63,6 +65,7 @@ class CommandLine:
         self._groups = MachineGroups(config.instance)
         self._events: asyncio.Queue[ContainerEvent] = asyncio.Queue()
         self._loops = Supervisor(clock)
+        self._turns = Turns()
         self._lock: int | None = None
 
     # -- Runtime -------------------------------------------------------------------------------------
@@ -99,11 +102,14 @@ class CommandLine:
         return _container(self._files(container_id))
 
     async def create(self, container_id: str, request: ContainerRequest) -> Container:
-        files = self._files(container_id)
+        async with self._turns.of(container_id):
+            return await self._create(self._files(container_id), request)
+
+    async def _create(self, files: ContainerFiles, request: ContainerRequest) -> Container:
         try:
             files.make(request.spec)
         except FileExistsError:
-            raise DriverError(f"there is a container {container_id} already") from None
+            raise DriverError(f"there is a container {files.id} already") from None
         try:
             await asyncio.to_thread(_put_net, request.slot)
             # A file, never a pipe: the sandbox keeps it for its life.
@@ -115,7 +121,7 @@ class CommandLine:
             files.write(Phase.CREATED, cgroup=request.spec["linux"]["cgroupsPath"], pids=pids)
             _adjust(request, pids)
         except BaseException as error:
-            await self.delete(container_id)
+            await self._delete(files)
             _raise(error)
         self._follow(files)
         return self._known(files)
@@ -138,49 +144,56 @@ class CommandLine:
         )
 
     async def _begin(self, container_id: str, slot: Slot, *command: str) -> Container:
-        files = self._files(container_id)
-        container = _container(files)
-        if container is None:
-            raise MachineLost(f"there is no container {container_id}")
-        if container.status != "created":
-            raise ContainerUnusable(f"container {container_id} is {container.status}, not created")
-        try:
-            files.write(Phase.STARTING)
-            await asyncio.to_thread(_put_net, slot)
-            await self._run(files, *command)
-            files.write(Phase.RUNNING)
-        except BaseException as error:
-            await self.delete(container_id)
-            _raise(error)
-        return self._known(files)
+        async with self._turns.of(container_id):
+            files = self._files(container_id)
+            container = self._known(files)
+            if container.status != "created":
+                raise ContainerUnusable(f"container {container_id} is {container.status}, not created")
+            try:
+                files.write(Phase.STARTING)
+                await asyncio.to_thread(_put_net, slot)
+                await self._run(files, *command)
+                files.write(Phase.RUNNING)
+            except BaseException as error:
+                await self._delete(files)
+                _raise(error)
+            return self._known(files)
 
     async def checkpoint(
         self, container_id: str, directory: Path, *, leave_running: bool
     ) -> Sequence[CheckpointFile]:
-        files = self._files(container_id)
-        container = _container(files)
-        if container is None or container.status != "running":
-            raise MachineLost(f"container {container_id} does not run")
-        directory.mkdir(mode=0o700)  # noqa: ASYNC240 - one system call
+        async with self._turns.of(container_id):
+            files = self._files(container_id)
+            if self._known(files).status != "running":
+                raise MachineLost(f"container {container_id} does not run")
+            try:
+                directory.mkdir(mode=0o700)  # noqa: ASYNC240 - one system call
+            except OSError as error:
+                _raise(error)
+            try:
+                await self._run_checkpoint(files, directory, leave_running=leave_running)
+                return await asyncio.to_thread(_checkpoint_files, directory)
+            except BaseException as error:
+                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+                _raise(error)
+
+    async def _run_checkpoint(self, files: ContainerFiles, directory: Path, *, leave_running: bool) -> None:
         command = ["checkpoint", "--compression=none", "--exclude-committed-zero-pages"]
         if leave_running:
             command.append("--leave-running")
-        used = self._groups.usage().get(container_id)
-        try:
-            await self._run(
-                files,
-                *command,
-                f"--image-path={directory}",
-                _INNER,
-                timeout=_CALL_S + (used.memory / _BYTES_PER_S if used else 0.0),
-            )
-            return await asyncio.to_thread(_checkpoint_files, directory)
-        except BaseException as error:
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-            _raise(error)
+        used = self._groups.usage().get(files.id)
+        timeout = _CALL_S + (used.memory / _BYTES_PER_S if used else 0.0)
+        await self._run(files, *command, f"--image-path={directory}", _INNER, timeout=timeout)
 
     async def delete(self, container_id: str) -> None:
         files = self._files(container_id)
+        # What is going on with it fails now, instead of being waited for.
+        for process in files.pids():
+            process.send(signal.SIGKILL)
+        async with self._turns.of(container_id):
+            await self._delete(files)
+
+    async def _delete(self, files: ContainerFiles) -> None:
         if not files.path.exists():
             return
         processes = files.pids() or files.state_pids()
@@ -192,11 +205,11 @@ class CommandLine:
                 for process in processes:
                     await wait_exit(process)  # reaps it too
         except TimeoutError:
-            raise DriverError(f"the processes of {container_id} do not end though they were killed") from None
+            raise DriverError(f"the processes of {files.id} do not end though they were killed") from None
         if files.has_state():
-            with suppress(RunscFailed, NoSpace):
+            with suppress(RunscFailed, TimeoutError):
                 await self._run(files, "delete", "--force", _INNER)
-        await self._groups.remove(container_id)
+        await self._groups.remove(files.id)
         await asyncio.to_thread(shutil.rmtree, files.path, ignore_errors=True)
 
     async def watch(self, container_id: str, *, health_url: str, memory_marks: Sequence[int]) -> None:
@@ -233,7 +246,7 @@ class CommandLine:
             self._follow(files)
             return
         log.info("undoing what was half done", container=files.id)
-        await self.delete(files.id)
+        await self._delete(files)
 
     def _follow(self, files: ContainerFiles) -> None:
         """Tell of the sandbox's end, unless somebody asked for it."""
@@ -322,6 +335,10 @@ def _raise(error: BaseException) -> NoReturn:
         case TimeoutError():
             raise MachineLost("the sandbox does not answer") from error
         case RunscFailed():
+            raise DriverError(str(error)) from error
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise HostFull(str(error)) from error
+        case OSError():
             raise DriverError(str(error)) from error
         case _:
             raise error
