@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from forkyard.node import settings as node_settings
-from forkyard.node.serve import run_down, run_serve
+from forkyard import __version__
+from forkyard.cli.commands import access, doctor, files, observe, sandboxes, server, snapshots
 
-app = typer.Typer(help="Computers for AI agents that pause, resume and fork.", no_args_is_help=True, pretty_exceptions_enable=False)
+_HELP = """Computers for AI agents that pause, resume and fork.
 
-DataDir = Annotated[Path | None, typer.Option(help="Database, snapshots, images and sockets of the server.")]
+\b
+  forkyard serve                    run a server
+  forkyard start                    a sandbox with a shell
+  forkyard exec ID -- python3 -V    a command in it
+  forkyard fork ID --count 4        four running copies
+
+Server and key come from E2B_API_URL and E2B_API_KEY, from `forkyard auth`, or from the server of this machine.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or request, 3 not found, 4 not authenticated or allowed, 5 wrong state,
+6 limit reached, 7 server unreachable, 125 `exec` could not run its command.
+"""
+
+app = typer.Typer(help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
-@app.command()
-def serve(
-    data_dir: DataDir = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
-    port: Annotated[int | None, typer.Option(help="Public port; 3000 by default.")] = None,
-    warm_pool: Annotated[int | None, typer.Option(help="Restored sandboxes of `base` kept ready.")] = None,
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    """Run the server in the foreground until SIGTERM or Ctrl-C. Running sandboxes survive it."""
-    raise typer.Exit(run_serve(_settings(data_dir=data_dir, host=host, port=port, warm_pool=warm_pool)))
+    """Options of every command."""
 
 
-@app.command()
-def down(
-    data_dir: DataDir = None,
-    quiet: Annotated[bool, typer.Option(help="Print nothing.")] = False,
-) -> None:
-    """End every running sandbox and what serves them. Paused sandboxes and snapshots stay."""
-    raise typer.Exit(run_down(_settings(data_dir=data_dir), quiet=quiet))
-
-
-def _settings(**given: object) -> node_settings.Settings:
-    try:
-        return node_settings.load(**given)
-    except ValidationError as error:
-        for problem in error.errors():
-            typer.echo(f"forkyard: {'.'.join(map(str, problem['loc']))}: {problem['msg']}", err=True)
-        raise typer.Exit(2) from None
+for _group in (server, sandboxes, files, observe, snapshots, access, doctor):
+    _group.register(app)
 
 
 def main() -> None:

@@ -109,8 +109,7 @@ class Api:
         return await self._json("GET", "/templates")
 
     async def keys(self) -> list[Json]:
-        answer = await self._json("GET", "/v1/api-keys")
-        return answer["items"] if isinstance(answer, dict) else answer
+        return await self._json("GET", "/v1/api-keys")
 
     async def create_key(self, *, name: str, role: str) -> Json:
         return await self._json("POST", "/v1/api-keys", {"name": name, "role": role})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
@@ -60,7 +60,7 @@ class Http:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         stream: bool = False,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """The response, its body unread. Raises ApiError for 400 and above, ServerUnreachable."""
         if self._session is None:
             raise RuntimeError("the client is not open")

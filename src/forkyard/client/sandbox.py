@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -81,7 +81,7 @@ class SandboxClient:
         envs: Mapping[str, str] | None = None,
         stdin: bool = False,
         pty: Size | None = None,
-    ) -> AsyncIterator[AsyncIterator[ProcessEvent]]:
+    ) -> AsyncGenerator[AsyncIterator[ProcessEvent]]:
         """A process and its events. It goes on when the connection ends."""
         process: dict[str, Any] = {"cmd": command, "args": list(arguments), "envs": dict(envs or {})}
         if cwd:
@@ -129,7 +129,7 @@ class SandboxClient:
             await response.read()
 
     @asynccontextmanager
-    async def download(self, path: str, *, user: str | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def download(self, path: str, *, user: str | None = None) -> AsyncGenerator[AsyncIterator[bytes]]:
         """A file's content in chunks."""
         query = {"path": path} | ({"username": user} if user else {})
         async with self._http.open("GET", "/files", query=query, stream=True) as response:

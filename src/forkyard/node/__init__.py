@@ -1,1 +1,1 @@
-"""Composition root of a server: settings, parts, background loops, the edge's supervisor. The only place that knows them all."""
+"""Composition root of a server: settings, parts, background loops. The only place that knows them all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
@@ -45,10 +46,8 @@ def router(
     @routes.get("/metrics")
     async def metrics() -> Response:
         text = generate_latest(registry)
-        try:
+        with suppress(EdgeAway):  # Scrapes go on while the edge is being started again.
             text += await edge.metrics()
-        except EdgeAway:
-            pass  # Scrapes go on while the edge is being started again.
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/ready")

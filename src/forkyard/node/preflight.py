@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 from forkyard.base.errors import ForkyardError
+from forkyard.host.checks import CheckConfig, check_host, require
 from forkyard.node.settings import Settings
 from forkyard.templates.base_image.build import BaseImage
+
+PROGRAMS = ("keeper", "envd", "edge")
 
 
 class NotReady(ForkyardError):
@@ -15,13 +18,19 @@ class NotReady(ForkyardError):
     code = "not_ready"
 
 
-def check_host(settings: Settings) -> None:
-    """Raise NotReady for the first thing that keeps a server from starting."""
-    for name in ("keeper", "envd", "edge"):
-        if not (settings.binaries / name).is_file():
-            raise NotReady(
-                f"{settings.binaries / name} is missing; run `make bootstrap` (or set FORKYARD_BIN_DIR)"
-            )
+def missing_programs(settings: Settings) -> list[str]:
+    return [name for name in PROGRAMS if not (settings.binaries / name).is_file()]
+
+
+async def check_start(settings: Settings, *, edge_is_up: bool) -> None:
+    """Raise NotReady or RequirementMissing, with a line for each thing that keeps a server from starting."""
+    missing = missing_programs(settings)
+    if missing:
+        raise NotReady(
+            f"{', '.join(missing)} missing in {settings.binaries}; run `make bootstrap`, or set FORKYARD_BIN_DIR"
+        )
+    listen = None if edge_is_up else (settings.host, settings.port)
+    require(await check_host(CheckConfig(slot_range=settings.subnets, listen=listen)))
 
 
 def find_image(settings: Settings) -> BaseImage:
@@ -30,4 +39,4 @@ def find_image(settings: Settings) -> BaseImage:
     try:
         return BaseImage(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
-        raise NotReady(f"{path} is missing; run `make bootstrap` (or set FORKYARD_IMAGE_DIR)") from None
+        raise NotReady(f"{path} is missing; run `make bootstrap`, or set FORKYARD_IMAGE_DIR") from None

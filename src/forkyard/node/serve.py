@@ -14,15 +14,16 @@ import uvloop
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import configure_logging
 from forkyard.host.instance import Instance
-from forkyard.node.preflight import check_host, find_image
+from forkyard.node.edge_client import edge_answers
+from forkyard.node.preflight import check_start, find_image
 from forkyard.node.server import Server
 from forkyard.node.settings import Settings
 
 
 async def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; answers the exit code. Raises ForkyardError with what to do when it cannot start."""
+    """Serve until SIGTERM or SIGINT; answers the exit code. Raises ForkyardError, with what to do, if it cannot start."""
     configure_logging(_log_format(settings), settings.log_level)
-    check_host(settings)
+    await check_start(settings, edge_is_up=await edge_answers(settings.edge_socket))
     image = find_image(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

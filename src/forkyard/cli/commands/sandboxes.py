@@ -1,0 +1,212 @@
+"""Sandboxes: start, connect, exec, list, pause, resume, fork, timeout, delete."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from forkyard.cli.execute import execute
+from forkyard.cli.options import Cwd, Env, SandboxId, Template, User, pairs
+from forkyard.cli.output import Column, Format, Output, show, show_one, span
+from forkyard.cli.running import FAILED, USAGE, fail, with_api
+from forkyard.cli.terminal import attach_shell
+from forkyard.client.api import Api
+
+OWN_FAILURE = 125
+"""Exit code of `exec` when not the command failed but getting it to run, as `docker exec` has it."""
+
+Timeout = Annotated[int, typer.Option("--timeout", "-t", help="Seconds to live, from now.")]
+
+_COLUMNS: Sequence[Column] = (
+    ("ID", lambda s: str(s["sandboxID"])),
+    ("TEMPLATE", lambda s: str(s.get("alias") or s["templateID"])),
+    ("STATE", lambda s: str(s["state"])),
+    ("CPU", lambda s: str(s["cpuCount"])),
+    ("MEMORY", lambda s: f"{s['memoryMB']} MiB"),
+    ("STARTED", lambda s: span(s["startedAt"])),
+    ("ENDS", lambda s: span(s["endAt"]) if s["state"] == "running" else ""),
+    ("METADATA", lambda s: " ".join(f"{k}={v}" for k, v in (s.get("metadata") or {}).items())),
+)
+
+
+def _pause_at_expiry() -> bool:
+    """AgentENV's command pauses at expiry unless told otherwise; E2B's kills."""
+    return sys.argv[0].rsplit("/", 1)[-1] == "aenv"
+
+
+def start(
+    template: Template = "base",
+    timeout: Timeout = 300,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Print the id and return; no shell.")
+    ] = False,
+    secure: Annotated[bool, typer.Option(help="Ask for a token on everything inside.")] = True,
+    env: Env = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("--metadata", "-m", help="KEY=VALUE, repeatable.")
+    ] = None,
+    auto_pause: Annotated[
+        bool | None,
+        typer.Option(help="Pause at the end of its time instead of killing (the default of aenv)."),
+    ] = None,
+    auto_resume: Annotated[bool, typer.Option(help="Resume when a request for it arrives.")] = False,
+    internet: Annotated[bool, typer.Option(help="Let it reach the internet.")] = True,
+    user: User = None,
+    output: Output = Format.AUTO,
+) -> None:
+    """Start a sandbox and open a shell in it; it goes on when the shell ends."""
+    body: dict[str, Any] = {
+        "templateID": template,
+        "timeout": timeout,
+        "envVars": pairs(env, "--env"),
+        "metadata": pairs(metadata, "--metadata"),
+        "autoPause": _pause_at_expiry() if auto_pause is None else auto_pause,
+    }
+    if auto_resume:
+        body["autoResume"] = {"enabled": True}
+    if not internet:
+        body["allow_internet_access"] = False
+
+    async def work(api: Api) -> int:
+        made = await api.create(body, secure=secure)
+        if detach or not sys.stdin.isatty():
+            show_one(made, made["sandboxID"], output)
+            return 0
+        typer.echo(f"{made['sandboxID']} (ends in {timeout} s; exit leaves it running)", err=True)
+        async with await api.inside(made["sandboxID"]) as inside:
+            return await attach_shell(inside, user=user, cwd=None)
+
+    raise typer.Exit(with_api(work))
+
+
+def connect(sandbox: SandboxId, user: User = None, cwd: Cwd = None) -> None:
+    """Open a shell in a sandbox. A paused one is resumed first; how long it lives is not changed otherwise."""
+
+    async def work(api: Api) -> int:
+        await _make_sure_it_runs(api, sandbox)
+        async with await api.inside(sandbox) as inside:
+            return await attach_shell(inside, user=user, cwd=cwd)
+
+    raise typer.Exit(with_api(work))
+
+
+def exec_(
+    context: typer.Context, sandbox: SandboxId, user: User = None, cwd: Cwd = None, env: Env = None
+) -> None:
+    """Run a command: forkyard exec ID [OPTIONS] -- CMD ARGS...
+
+    Standard input, output and error pass through as bytes; the exit code is the command's (125: it could not be run).
+    """
+    command = context.args
+    if not command:
+        fail("which command? forkyard exec ID -- CMD ARGS...", USAGE)
+
+    async def work(api: Api) -> int:
+        await _make_sure_it_runs(api, sandbox)
+        async with await api.inside(sandbox) as inside:
+            return await execute(inside, command, user=user, cwd=cwd, envs=pairs(env, "--env"), stdin=True)
+
+    raise typer.Exit(with_api(work, failed=OWN_FAILURE))
+
+
+def list_(
+    state: Annotated[str | None, typer.Option(help="running, paused or both (comma).")] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("--metadata", "-m", help="KEY=VALUE, repeatable.")
+    ] = None,
+    output: Output = Format.AUTO,
+) -> None:
+    """List sandboxes, newest first."""
+
+    async def work(api: Api) -> list[dict[str, Any]]:
+        return [item async for item in api.sandboxes(states=state, metadata=pairs(metadata, "--metadata"))]
+
+    show(with_api(work), _COLUMNS, output, empty="no sandboxes; `forkyard start` makes one")
+
+
+def pause(
+    sandbox: SandboxId,
+    memory: Annotated[
+        bool, typer.Option(help="Keep memory and processes; --no-memory keeps the files only.")
+    ] = True,
+) -> None:
+    """Pause a sandbox: it uses no CPU and no memory until it is resumed."""
+    with_api(lambda api: api.pause(sandbox, memory=memory))
+
+
+def resume(
+    sandbox: SandboxId,
+    timeout: Timeout = 300,
+    memory: Annotated[bool, typer.Option(help="--no-memory starts afresh from its files.")] = True,
+    output: Output = Format.AUTO,
+) -> None:
+    """Resume a paused sandbox. A running one lives at least that long."""
+    resumed = with_api(lambda api: api.connect(sandbox, timeout=timeout, memory=memory))
+    show_one(resumed, f"{resumed['sandboxID']} is running", output)
+
+
+def fork(
+    sandbox: SandboxId,
+    count: Annotated[int, typer.Option("--count", "-n", help="How many children (1 to 100).")] = 1,
+    timeout: Annotated[
+        int | None, typer.Option("--timeout", "-t", help="Seconds to live; the source's by default.")
+    ] = None,
+    output: Output = Format.AUTO,
+) -> None:
+    """Fork a running sandbox: children with its memory, processes and files, each independent from then on."""
+    results = with_api(lambda api: api.fork(sandbox, count=count, timeout=timeout))
+    show(
+        [result.get("sandbox") or {"error": result["error"]} for result in results],
+        (
+            ("ID", lambda s: str(s.get("sandboxID", ""))),
+            ("ERROR", lambda s: str(s["error"]["message"]) if "error" in s else ""),
+        ),
+        output,
+        empty="no children",
+    )
+    if any("sandbox" not in result for result in results):
+        raise typer.Exit(FAILED)
+
+
+def timeout(
+    sandbox: SandboxId, seconds: Annotated[int, typer.Argument(help="Seconds to live from now; 0: end now.")]
+) -> None:
+    """Set how long a sandbox lives from now, shorter or longer than before."""
+    with_api(lambda api: api.set_timeout(sandbox, seconds))
+
+
+def delete(
+    sandboxes: Annotated[list[str], typer.Argument(help="Sandbox ids.")],
+) -> None:
+    """End sandboxes for good, running or paused."""
+
+    async def work(api: Api) -> None:
+        for sandbox in sandboxes:
+            await api.kill(sandbox)
+
+    with_api(work)
+
+
+async def _make_sure_it_runs(api: Api, sandbox: str) -> None:
+    if (await api.sandbox(sandbox))["state"] == "paused":
+        await api.connect(sandbox, timeout=300)
+
+
+def register(app: typer.Typer) -> None:
+    panel = "Sandboxes"
+    passing = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+    app.command(rich_help_panel=panel)(start)
+    app.command(rich_help_panel=panel)(connect)
+    app.command("cn", hidden=True)(connect)
+    app.command("exec", rich_help_panel=panel, context_settings=passing)(exec_)
+    app.command("list", rich_help_panel=panel)(list_)
+    app.command("ls", hidden=True)(list_)
+    app.command(rich_help_panel=panel)(pause)
+    app.command(rich_help_panel=panel)(resume)
+    app.command(rich_help_panel=panel)(fork)
+    app.command(rich_help_panel=panel)(timeout)
+    app.command(rich_help_panel=panel)(delete)
+    app.command("rm", hidden=True)(delete)

@@ -1,0 +1,76 @@
+"""`serve` and `down`: the server on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from forkyard.cli.running import USAGE
+from forkyard.node import settings as node_settings
+from forkyard.node.serve import run_down, run_serve
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Database, snapshots, images and sockets of the server; /var/lib/forkyard by default."),
+]
+
+
+def serve(
+    data_dir: DataDir = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
+    port: Annotated[int | None, typer.Option(help="Public port; 3000 by default.")] = None,
+    domain: Annotated[
+        str | None,
+        typer.Option(help="Sandboxes are reached at <port>-<id>.DOMAIN too; localhost by default."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate for DOMAIN and *.DOMAIN.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+    warm_pool: Annotated[
+        int | None, typer.Option(help="Restored sandboxes of `base` kept ready; 2 by default.")
+    ] = None,
+    no_keeper: Annotated[
+        bool, typer.Option("--no-keeper", help="Start sandboxes with the plain runsc command line (slower).")
+    ] = False,
+) -> None:
+    """Run the server in the foreground until SIGTERM or Ctrl-C; running sandboxes survive it.
+
+    Every setting is also an environment variable, FORKYARD_<NAME>, and a key of forkyard.toml in the data directory.
+    """
+    settings = load_settings(
+        data_dir=data_dir,
+        host=host,
+        port=port,
+        domain=domain,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        warm_pool=warm_pool,
+        keeper=False if no_keeper else None,
+    )
+    raise typer.Exit(run_serve(settings))
+
+
+def down(
+    data_dir: DataDir = None, quiet: Annotated[bool, typer.Option(help="Print nothing.")] = False
+) -> None:
+    """End every running sandbox and what serves them. Paused sandboxes and snapshots stay."""
+    raise typer.Exit(run_down(load_settings(data_dir=data_dir), quiet=quiet))
+
+
+def load_settings(**given: object) -> node_settings.Settings:
+    """Settings from all sources; ends the program with a message when one is wrong."""
+    try:
+        return node_settings.load(**given)
+    except ValidationError as error:
+        for problem in error.errors():
+            typer.echo(f"forkyard: {'.'.join(map(str, problem['loc']))}: {problem['msg']}", err=True)
+        raise typer.Exit(USAGE) from None
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Server")(serve)
+    app.command(rich_help_panel="Server")(down)

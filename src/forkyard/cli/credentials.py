@@ -1,0 +1,70 @@
+"""Server and key: from the environment, else the file that `auth` writes, else this machine's server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from forkyard.base.errors import ForkyardError
+
+DEFAULT_URL = "http://localhost:3000"
+LOCAL_KEY = Path("/var/lib/forkyard/api-key")
+
+
+class NotLoggedIn(ForkyardError):
+    """No API key: set E2B_API_KEY, or run `forkyard auth`."""
+
+    code = "not_logged_in"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    url: str
+    key: str
+
+
+def credentials_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_CONFIG_HOME/forkyard/credentials`, mode 0600."""
+    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/root")) / ".config")
+    return Path(base) / "forkyard" / "credentials"
+
+
+def find_credentials(environ: Mapping[str, str] = os.environ) -> Credentials:
+    """Raises NotLoggedIn."""
+    saved = _saved(credentials_file(environ))
+    url = environ.get("E2B_API_URL") or saved.get("url") or DEFAULT_URL
+    key = environ.get("E2B_API_KEY") or saved.get("key") or _local_key(environ)
+    if not key:
+        raise NotLoggedIn()
+    return Credentials(url, key)
+
+
+def save_credentials(credentials: Credentials, environ: Mapping[str, str] = os.environ) -> Path:
+    path = credentials_file(environ)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_suffix(".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"url": credentials.url, "key": credentials.key}, file)
+    part.replace(path)
+    return path
+
+
+def _saved(path: Path) -> dict[str, str]:
+    try:
+        value = json.loads(path.read_text())
+        return {"url": str(value["url"]), "key": str(value["key"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _local_key(environ: Mapping[str, str]) -> str:
+    data_dir = environ.get("FORKYARD_DATA_DIR")
+    path = Path(data_dir) / "api-key" if data_dir else LOCAL_KEY
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,72 @@
+"""The bridge from a synchronous command to the asynchronous client, and from errors to messages and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar
+
+import typer
+
+from forkyard.base.errors import ForkyardError
+from forkyard.cli.credentials import NotLoggedIn, find_credentials
+from forkyard.client.api import Api
+from forkyard.client.errors import ApiError, ServerUnreachable
+
+T = TypeVar("T")
+
+FAILED = 1
+USAGE = 2
+NOT_FOUND = 3
+NOT_AUTHENTICATED = 4
+CONFLICT = 5
+LIMIT = 6
+UNREACHABLE = 7
+
+_EXIT_BY_STATUS = {
+    400: USAGE,
+    401: NOT_AUTHENTICATED,
+    403: NOT_AUTHENTICATED,
+    404: NOT_FOUND,
+    409: CONFLICT,
+    422: USAGE,
+    429: LIMIT,
+    507: LIMIT,
+}
+
+
+def with_api(work: Callable[[Api], Awaitable[T]], *, failed: int | None = None) -> T:
+    """Run `work` with a client. Errors are one line on stderr and an exit code (`failed` for all, if given)."""
+
+    async def run() -> T:
+        credentials = find_credentials()
+        async with Api(credentials.url, credentials.key) as api:
+            return await work(api)
+
+    try:
+        return asyncio.run(run())
+    except ForkyardError as error:
+        fail(error.message, failed if failed is not None else exit_code(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain about stdout at its end otherwise.
+        sys.stdout = None  # type: ignore[assignment]
+        raise typer.Exit(141) from None
+
+
+def exit_code(error: ForkyardError) -> int:
+    """What a script can rely on; the list is in `forkyard --help`."""
+    if isinstance(error, ApiError):
+        return _EXIT_BY_STATUS.get(error.status, FAILED)
+    if isinstance(error, ServerUnreachable):
+        return UNREACHABLE
+    if isinstance(error, NotLoggedIn):
+        return NOT_AUTHENTICATED
+    return FAILED
+
+
+def fail(message: str, code: int = FAILED) -> NoReturn:
+    typer.echo(f"forkyard: {message}", err=True)
+    raise typer.Exit(code)
