@@ -28,6 +28,11 @@ _RESTART_S = 5.0
 _MAX_LINE = 1 << 16
 
 
+def keeper_group(config: GvisorConfig) -> str:
+    """The control group that all keepers of an instance are in."""
+    return f"forkyard-{config.instance}-keeper"
+
+
 class KeeperAway(DriverError):
     """The keeper does not answer."""
 
@@ -45,6 +50,7 @@ class Keeper:
         self._tag = runtime[:12]
         self._socket = config.run_dir / f"keeper-{self._tag}.sock"
         self._root = config.node_dir / "keeper" / self._tag
+        self._group = keeper_group(config)
         self._session: aiohttp.ClientSession | None = None
         self._process: ProcessHandle | None = None
         self._starting = asyncio.Lock()
@@ -194,9 +200,7 @@ class Keeper:
                     await self._wait_dead(self._process)
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             output = self._config.log_dir / f"keeper-{self._tag}.out"
-            process = await spawn_detached(
-                self._arguments(), output=output, cgroup=f"forkyard-{self._config.instance}-keeper"
-            )
+            process = await spawn_detached(self._arguments(), output=output, cgroup=self._group)
             deadline = self._clock.monotonic() + _START_S
             while True:
                 try:

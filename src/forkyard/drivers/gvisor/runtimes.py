@@ -10,8 +10,9 @@ from forkyard.base.tasks import Supervisor
 from forkyard.drivers.gvisor.binaries import Binaries, FileHashes
 from forkyard.drivers.gvisor.command_line import CommandLine
 from forkyard.drivers.gvisor.config import GvisorConfig
-from forkyard.drivers.gvisor.keeper import Keeper
+from forkyard.drivers.gvisor.keeper import Keeper, keeper_group
 from forkyard.drivers.gvisor.runtime import Container, ContainerEvent, Runtime
+from forkyard.host.cgroups import remove_group
 
 
 class Runtimes:
@@ -63,6 +64,8 @@ class Runtimes:
                 await runtime.shutdown()
             await runtime.close()
         self._open.clear()
+        if shutdown:
+            await remove_group(keeper_group(self._config))
 
     def _follower(self, runtime: Runtime) -> Callable[[], Awaitable[None]]:
         async def follow() -> None:
