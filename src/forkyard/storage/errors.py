@@ -75,11 +75,10 @@ def translate(error: BaseException) -> ForkyardError | None:
         return InvalidValue()
     if error.connection_invalidated:
         return DatabaseUnavailable()
-    return translate_sqlite(error.orig)
+    return _translate_sqlite(error.orig)
 
 
-def translate_sqlite(error: BaseException | None) -> ForkyardError | None:
-    """The same for an error of the sqlite3 module."""
+def _translate_sqlite(error: BaseException | None) -> ForkyardError | None:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None

@@ -81,8 +81,9 @@ class Database:
         of the host. Commits keep their order: a durable one makes all earlier ones durable too. So where a
         crash of the host would make the record worthless anyway (a sandbox that is being created), or a later
         durable commit comes before anything is thrown away that an older record needs, `durable=False` saves
-        the wait for the disk. A cancelled block is rolled back; a commit that has begun is finished before
-        the cancellation goes on. Loaded objects can be used after the block.
+        the wait for the disk. A cancelled block is rolled back; a commit that has begun (which writes first what
+        was not flushed before) is finished before the cancellation goes on. Loaded objects can be used after
+        the block.
 
         Raises DatabaseBusy when its turn does not come in time, DatabaseUnavailable, DatabaseFull, and on
         PostgreSQL DatabaseConflict (deadlock); then nothing was written. Two exceptions: whether the data was

@@ -9,7 +9,6 @@ import asyncio
 import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,15 +21,49 @@ _THREAD_END = 5.0
 
 
 class OneTripConnection(aiosqlite.Connection):
-    """An aiosqlite connection whose `cursor()` is a OneTripCursor; the rest is unchanged."""
+    """An aiosqlite connection whose `cursor()` is a OneTripCursor, and that begins transactions without a trip."""
+
+    _begin_next = False
+
+    def begin_immediate(self) -> None:
+        """Have the next statement begin a transaction first, which holds the write lock before it reads anything."""
+        self._begin_next = True
+
+    async def commit(self) -> None:
+        """Commit the transaction, if there is one."""
+        if not self._take_begin():
+            await super().commit()
+
+    async def rollback(self) -> None:
+        """Roll the transaction back, if there is one."""
+        if not self._take_begin():
+            await super().rollback()
+
+    def _take_begin(self) -> bool:
+        """Whether a transaction is still to begin; then it is not any more."""
+        begin, self._begin_next = self._begin_next, False
+        return begin
+
+    async def run_statement(
+        self, run: Callable[[sqlite3.Cursor], object]
+    ) -> tuple[sqlite3.Cursor, list[_Row]]:
+        """Call `run(cursor)` in the connection's thread; the closed cursor, and all rows."""
+        begin, opened = self._take_begin(), self._conn
+
+        def trip() -> tuple[sqlite3.Cursor, list[_Row]]:
+            if begin:
+                opened.execute("BEGIN IMMEDIATE").close()
+            cursor = opened.cursor()
+            try:
+                run(cursor)
+                return cursor, cursor.fetchall() if cursor.description else []
+            finally:
+                cursor.close()
+
+        return await self._execute(trip)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def cursor(self) -> "OneTripCursor":  # pyright: ignore[reportIncompatibleMethodOverride]
         return OneTripCursor(self)
-
-    async def in_thread(self, function: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Run `function(connection)` in the connection's thread."""
-        trip = partial(function, self._conn)
-        return await self._execute(trip)  # pyright: ignore[reportUnknownMemberType]
 
 
 class OneTripCursor:
@@ -59,15 +92,7 @@ class OneTripCursor:
         return await self._run(lambda cursor: cursor.executemany(sql, [tuple(row) for row in rows]))
 
     async def _run(self, run: Callable[[sqlite3.Cursor], object]) -> Self:
-        def trip(connection: sqlite3.Connection) -> tuple[sqlite3.Cursor, list[_Row]]:
-            cursor = connection.cursor()
-            try:
-                run(cursor)
-                return cursor, cursor.fetchall() if cursor.description else []
-            finally:
-                cursor.close()
-
-        cursor, rows = await self._connection.in_thread(trip)
+        cursor, rows = await self._connection.run_statement(run)
         self._rows = deque(rows)
         self.description, self.rowcount, self.lastrowid = (
             cursor.description,
@@ -123,8 +148,3 @@ async def connect(path: Path, pragmas: Sequence[str]) -> OneTripConnection:
         await asyncio.shield(asyncio.to_thread(thread.join, _THREAD_END))
         raise
     return connection
-
-
-async def begin_immediate(connection: OneTripConnection) -> None:
-    """Begin a transaction that holds the write lock from now on."""
-    await connection.in_thread(lambda opened: opened.execute("BEGIN IMMEDIATE").close())

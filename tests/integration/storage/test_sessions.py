@@ -26,6 +26,14 @@ def team(name: str) -> Team:
     return Team(id=name, name=name, created_at=NOW)
 
 
+async def add_team(database: Database, name: str) -> None:
+    async with database.write() as session:
+        session.add(team(name))
+        await (
+            session.flush()
+        )  # in the block, where cancelling takes it back; without, it is part of the commit
+
+
 async def names(database: Database) -> list[str]:
     async with database.read() as session:
         return list((await session.scalars(select(Team.name).order_by(Team.name))).all())
@@ -211,10 +219,9 @@ async def test_a_writer_cancelled_while_another_process_writes(sqlite_copy: Data
         async with first.write() as session:
             session.add(team("first"))
             await session.flush()
-            task = asyncio.create_task(second.write().__aenter__())
-            await asyncio.sleep(
-                0.1
-            )  # nothing tells when the thread is inside BEGIN; too early only tests less
+            task = asyncio.create_task(add_team(second, "never"))
+            # Nothing tells when the thread is inside BEGIN; if this is too short, less is tested.
+            await asyncio.sleep(0.1)
             task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
@@ -380,7 +387,7 @@ async def test_a_lock_held_by_another_process_is_waited_for_only_so_long(
             session.add(team("first"))
             await session.flush()
             with pytest.raises(DatabaseBusy):
-                await second.write().__aenter__()
+                await add_team(second, "never")
         async with second.write() as session:
             session.add(team("second"))
         assert await names(first) == ["first", "second"]
