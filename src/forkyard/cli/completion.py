@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from forkyard.base.errors import ForkyardError
 from forkyard.cli.credentials import find_credentials
@@ -42,7 +43,7 @@ def complete_snapshot(incomplete: str) -> list[tuple[str, str]]:
     return _ask(find, incomplete)
 
 
-def _ask(find, incomplete: str) -> list[tuple[str, str]]:
+def _ask(find: Callable[[Api], Awaitable[list[tuple[str, str]]]], incomplete: str) -> list[tuple[str, str]]:
     async def run() -> list[tuple[str, str]]:
         credentials = find_credentials()
         async with asyncio.timeout(_PATIENCE_S), Api(credentials.url, credentials.key) as api:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import Annotated
 
 import typer
 
 from forkyard import __version__
-from forkyard.cli.commands import access, doctor, files, observe, sandboxes, server, snapshots
+from forkyard.cli.commands import access, files, observe, sandboxes, snapshots
 
 _HELP = """Computers for AI agents that pause, resume and fork.
 
@@ -41,10 +43,21 @@ def root(
     """Options of every command."""
 
 
-for _group in (server, sandboxes, files, observe, snapshots, access, doctor):
+_SERVER_SIDE = ("server", "doctor")
+"""Command groups that need the server's packages: importing those takes a second of processor time, which no
+`forkyard exec` should pay. They are left out when the first word is a command that only talks HTTP."""
+
+for _group in (sandboxes, files, observe, snapshots, access):
     _group.register(app)
+
+_LIGHT = {
+    command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands
+} | {group.name for group in app.registered_groups}
 
 
 def main() -> None:
     """Run the command line."""
+    if len(sys.argv) < 2 or sys.argv[1] not in _LIGHT:
+        for name in _SERVER_SIDE:
+            importlib.import_module(f"forkyard.cli.commands.{name}").register(app)
     app()

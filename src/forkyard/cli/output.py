@@ -80,3 +80,8 @@ def _duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f}{unit}"
     return f"{seconds:.0f}s"
+
+
+def words(pairs: dict[str, Any] | None) -> str:
+    """`a=1 b=2`."""
+    return " ".join(f"{key}={value}" for key, value in (pairs or {}).items())

@@ -20,6 +20,8 @@ from forkyard.sandboxes.store import SandboxStore
 from forkyard.storage.engine import sqlite_url
 from forkyard.storage.session import Database
 
+__all__ = ["CheckResult", "Status", "clean_up", "examine", "fix"]
+
 
 async def examine(settings: Settings) -> list[CheckResult]:
     """Every check, in a fixed order; nothing is changed."""

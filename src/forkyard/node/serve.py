@@ -21,7 +21,7 @@ from forkyard.node.settings import Settings
 
 
 async def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; answers the exit code. Raises ForkyardError, with what to do, if it cannot start."""
+    """Serve until SIGTERM or SIGINT; answers the exit code. Raises ForkyardError, with what to do, if it cannot."""
     configure_logging(_log_format(settings), settings.log_level)
     await check_start(settings, edge_is_up=await edge_answers(settings.edge_socket))
     image = find_image(settings)
@@ -37,6 +37,8 @@ async def serve(settings: Settings) -> int:
         await stop.wait()
         _say("stopping ...")
         running = await server.stop()
+        if not running:
+            instance.forget()
     if running:
         _say(
             f"{running} sandboxes keep running; `forkyard serve` takes them up again, `forkyard down` ends them"
@@ -53,6 +55,7 @@ async def down(settings: Settings, *, quiet: bool) -> int:
     with Instance.open(settings.data_dir) as instance:
         server = Server(settings, instance)
         ended = await server.end_all()
+        instance.forget()
     if not quiet:
         _say(f"{ended} sandboxes ended; nothing runs any more")
     return 0

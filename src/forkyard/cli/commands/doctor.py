@@ -13,8 +13,8 @@ from forkyard.base.errors import ForkyardError
 from forkyard.cli.commands.server import DataDir, load_settings
 from forkyard.cli.output import Format, Output, wants_json
 from forkyard.cli.running import FAILED, fail
-from forkyard.host.checks import CheckResult, Status
 from forkyard.node import doctor as node_doctor
+from forkyard.node.doctor import CheckResult, Status
 
 _MARKS = {
     Status.OK: "[green]ok[/]     ",

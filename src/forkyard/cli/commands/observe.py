@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from forkyard.cli.options import SandboxId
-from forkyard.cli.output import Format, Output, show, size, wants_json
+from forkyard.cli.output import Format, Output, show, size, wants_json, words
 from forkyard.cli.running import with_api
 from forkyard.client.api import Api
 
@@ -58,8 +58,7 @@ def _print_entry(entry: dict[str, Any], output: Format) -> None:
         typer.echo(json.dumps(entry))
         return
     at = datetime.fromisoformat(entry["timestamp"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    fields = " ".join(f"{k}={v}" for k, v in (entry.get("fields") or {}).items())
-    typer.echo(f"{at} {entry['level']:5} {entry['message']} {fields}".rstrip())
+    typer.echo(f"{at} {entry['level']:5} {entry['message']} {words(entry.get('fields'))}".rstrip())
 
 
 def register(app: typer.Typer) -> None:

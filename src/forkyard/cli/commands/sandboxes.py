@@ -10,7 +10,7 @@ import typer
 
 from forkyard.cli.execute import execute
 from forkyard.cli.options import Cwd, Env, SandboxId, Template, User, pairs
-from forkyard.cli.output import Column, Format, Output, show, show_one, span
+from forkyard.cli.output import Column, Format, Output, show, show_one, span, words
 from forkyard.cli.running import FAILED, USAGE, fail, with_api
 from forkyard.cli.terminal import attach_shell
 from forkyard.client.api import Api
@@ -28,7 +28,7 @@ _COLUMNS: Sequence[Column] = (
     ("MEMORY", lambda s: f"{s['memoryMB']} MiB"),
     ("STARTED", lambda s: span(s["startedAt"])),
     ("ENDS", lambda s: span(s["endAt"]) if s["state"] == "running" else ""),
-    ("METADATA", lambda s: " ".join(f"{k}={v}" for k, v in (s.get("metadata") or {}).items())),
+    ("METADATA", lambda s: words(s.get("metadata"))),
 )
 
 
