@@ -198,7 +198,7 @@ func startError(spec Spec, err error) error {
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return connect.Errorf(connect.CodePermissionDenied,
 			"user '%s' may not run '%s' in '%s': %v", spec.User.Name, spec.Cmd, spec.Cwd, err)
-	case errors.Is(err, syscall.E2BIG):
+	case errors.Is(err, syscall.E2BIG), errors.Is(err, syscall.ENAMETOOLONG): // gVisor says the latter
 		return connect.Errorf(connect.CodeInvalidArgument, "the arguments and environment of '%s' are too long", spec.Cmd)
 	case errors.Is(err, syscall.ENOEXEC):
 		return connect.Errorf(connect.CodeInvalidArgument, "'%s' is not a program this system can run", spec.Cmd)

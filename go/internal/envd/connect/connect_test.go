@@ -1,0 +1,136 @@
+package connect
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestBytesReadEveryBase64(t *testing.T) {
+	want := []byte{0xfb, 0xff, 0xfe, 0x00}
+	for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
+		var got Bytes
+		if err := json.Unmarshal([]byte(`"`+encoding.EncodeToString(want)+`"`), &got); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%v: %v %v", encoding, got, err)
+		}
+	}
+	var got Bytes
+	for _, bad := range []string{`"%"`, `1`, `"A"`, `"+-+-"`} {
+		if json.Unmarshal([]byte(bad), &got) == nil {
+			t.Fatalf("%s was taken", bad)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	for text, want := range map[string]Uint32{"0": 0, "7": 7, `"7"`: 7, "4294967295": 4294967295, "1e3": 1000, "null": 0} {
+		var got Uint32
+		if err := json.Unmarshal([]byte(text), &got); err != nil || got != want {
+			t.Fatalf("%s: %v %v", text, got, err)
+		}
+	}
+	for _, bad := range []string{"-1", "4294967296", "1.5", `"x"`, "{}", "true"} {
+		var got Uint32
+		if json.Unmarshal([]byte(bad), &got) == nil {
+			t.Fatalf("%s was taken", bad)
+		}
+	}
+	if data, _ := json.Marshal(Int64(1 << 60)); string(data) != `"1152921504606846976"` {
+		t.Fatalf("%s", data)
+	}
+}
+
+func TestTimeoutHeader(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": 0, "0": 1, "1500": 1500 * time.Millisecond, "9999999999": 9999999999 * time.Millisecond} {
+		got, err := Timeout(http.Header{"Connect-Timeout-Ms": {text}})
+		if err != nil || got != want {
+			t.Fatalf("%q: %v %v", text, got, err)
+		}
+	}
+	for _, bad := range []string{"-1", "x", "1.5", "10000000000", "99999999999999999999"} {
+		if _, err := Timeout(http.Header{"Connect-Timeout-Ms": {bad}}); err == nil {
+			t.Fatalf("%q was taken", bad)
+		}
+	}
+}
+
+func TestEveryCodeHasItsStatus(t *testing.T) {
+	for code, want := range map[Code]int{
+		CodeCanceled: 499, CodeInvalidArgument: 400, CodeDeadlineExceeded: 504, CodeNotFound: 404, CodeAlreadyExists: 409, CodePermissionDenied: 403,
+		CodeResourceExhausted: 429, CodeFailedPrecondition: 400, CodeUnimplemented: 501, CodeInternal: 500, CodeUnavailable: 503, CodeUnauthenticated: 401, CodeUnknown: 500, "other": 500,
+	} {
+		if got := code.HTTPStatus(); got != want {
+			t.Fatalf("%s: %d", code, got)
+		}
+	}
+	if AsError(context.DeadlineExceeded).Code != CodeDeadlineExceeded || AsError(context.Canceled).Code != CodeCanceled || AsError(errors.New("x")).Code != CodeInternal {
+		t.Fatal("a context's error must keep its meaning")
+	}
+}
+
+type echo struct {
+	Text string `json:"text"`
+}
+
+func TestUnaryAnswersExactly(t *testing.T) {
+	handler := Unary(func(_ context.Context, _ *http.Request, req *echo) (*echo, error) {
+		if req.Text == "fail" {
+			return nil, Errorf(CodeNotFound, "no <b>%s</b>", req.Text)
+		}
+		return req, nil
+	})
+	for body, want := range map[string]string{
+		`{"text":"hi","unknown":[1]}`: `200 {"text":"hi"}`,
+		`{"text":"fail"}`:             `404 {"code":"not_found","message":"no \u003cb\u003efail\u003c/b\u003e"}`,
+	} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json; charset=utf-8")
+		r.Header.Set("Content-Encoding", "identity")
+		handler.ServeHTTP(w, r)
+		got := w.Result()
+		data, _ := io.ReadAll(got.Body)
+		if text := strings.TrimSpace(got.Status[:3] + " " + string(data)); text != want || got.Header.Get("Content-Type") != "application/json" {
+			t.Fatalf("%s: %s %v", body, text, got.Header)
+		}
+	}
+}
+
+func FuzzEnvelope(f *testing.F) {
+	f.Add([]byte("\x00\x00\x00\x00\x02{}"))
+	f.Add([]byte("\x02\x00\x00\x00\x02{}"))
+	f.Add([]byte("\x00\xff\xff\xff\xff"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		body := bytes.NewReader(data)
+		for {
+			message, err := readEnvelope(body)
+			if err != nil {
+				return
+			}
+			if len(message) > len(data) {
+				t.Fatal("more came out than went in")
+			}
+			var any echo
+			_ = decode(message, &any)
+		}
+	})
+}
+
+func FuzzBytes(f *testing.F) {
+	f.Add([]byte(`"AA=="`))
+	f.Add([]byte(`"-_"`))
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		var b Bytes
+		_ = b.UnmarshalJSON(data)
+		var u Uint32
+		_ = u.UnmarshalJSON(data)
+	})
+}

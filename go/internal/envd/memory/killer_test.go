@@ -1,0 +1,38 @@
+package memory
+
+import (
+	"testing"
+	"time"
+
+	"forkyard.dev/forkyard/internal/envd/procfs"
+)
+
+func TestItLooksTheMoreOftenTheLessIsFree(t *testing.T) {
+	for headroom, want := range map[int64]time.Duration{
+		8 << 30: slowest, 1 << 30: slowest, 512 << 20: 125 * time.Millisecond, 128 << 20: 31250 * time.Microsecond, 4 << 20: fastest, 0: fastest, -1 << 30: fastest,
+	} {
+		if got := interval(headroom); got != want {
+			t.Fatalf("%d bytes: %v", headroom, got)
+		}
+	}
+}
+
+func TestReserve(t *testing.T) {
+	for total, want := range map[int64]int64{128 << 20: 16 << 20, 512 << 20: 16 << 20, 8 << 30: 8 << 30 * 3 / 100} {
+		if got := reserve(total); got != want {
+			t.Fatalf("%d: %d", total, got)
+		}
+	}
+}
+
+func TestTheLargestIsChosenButNeverEnvd(t *testing.T) {
+	processes := []procfs.Process{
+		{PID: 1, RSSBytes: 900, State: 'S'}, {PID: 5, RSSBytes: 800, State: 'S'}, {PID: 6, RSSBytes: 700, State: 'Z'}, {PID: 7, RSSBytes: 10, State: 'R'}, {PID: 8, RSSBytes: 20, State: 'S'},
+	}
+	if victim, found := largest(processes, 5); !found || victim.PID != 8 {
+		t.Fatalf("%+v", victim)
+	}
+	if _, found := largest(processes[:3], 5); found {
+		t.Fatal("there was nobody to kill")
+	}
+}
