@@ -50,7 +50,7 @@ class Uv(Step):
                 environment[variable] = configured[setting]
         if "extra-index-url" in configured and "UV_INDEX" not in os.environ:
             environment["UV_INDEX"] = " ".join(configured["extra-index-url"].split("\\n"))
-        return {**environment, "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+        return {**environment, "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "1"}
 
 
 class PythonPackages(Step):
