@@ -138,6 +138,42 @@ func TestUploadsOfEverySizeArriveWhole(t *testing.T) {
 	}
 }
 
+func TestDownloadsArriveWhole(t *testing.T) {
+	r := newRig(t)
+	a := newSandbox(t)
+	data := make([]byte, 8<<20+12345)
+	_, _ = rand.Read(data)
+	// Bulk and trickle by turns, as the edge copies them in different ways.
+	port := a.serve(0, func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/known" {
+			w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+		}
+		w.Header().Set("Trailer", "X-End")
+		for rest, step := data, 0; len(rest) > 0; step++ {
+			n := min([]int{1 << 20, 3, 700, 100_000, 1, 8 << 10, 64 << 10}[step%7], len(rest))
+			_, _ = w.Write(rest[:n])
+			_ = http.NewResponseController(w).Flush()
+			rest = rest[n:]
+		}
+		w.Header().Set("X-End", "reached")
+	})
+	r.push(running(idA, 1, a.address))
+	for _, path := range []string{"/known", "/chunks"} {
+		req, err := http.NewRequest("GET", "http://"+r.edge.Addr()+path, nil)
+		must(t, err)
+		req.Header = to(idA, port)
+		res, err := noRedirects.Do(req)
+		must(t, err)
+		got, err := io.ReadAll(res.Body)
+		if err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%s: %d of %d bytes, equal %v, %v", path, len(got), len(data), bytes.Equal(got, data), err)
+		}
+		if path == "/chunks" && res.Trailer.Get("X-End") != "reached" {
+			t.Errorf("trailer %v", res.Trailer)
+		}
+	}
+}
+
 func TestABrokenUploadIsSeenInTheSandbox(t *testing.T) {
 	r := newRig(t)
 	a := newSandbox(t)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,12 +36,20 @@ type exchange struct {
 	status        int
 	informational int
 	hijacked      bool
+
+	// writing is held while the writer is used: the reverse proxy's delayed flush comes from another goroutine than
+	// what body writes.
+	writing sync.Mutex
 }
 
 // Header, Write and WriteHeader make exchange an http.ResponseWriter.
 func (x *exchange) Header() http.Header { return x.writer.Header() }
 
-func (x *exchange) Write(p []byte) (int, error) { return x.writer.Write(p) }
+func (x *exchange) Write(p []byte) (int, error) {
+	x.writing.Lock()
+	defer x.writing.Unlock()
+	return x.writer.Write(p)
+}
 
 var closeConnection = []string{"close"}
 
@@ -79,6 +88,8 @@ func (x *exchange) inform(code int) {
 
 // FlushError sends what is buffered.
 func (x *exchange) FlushError() error {
+	x.writing.Lock()
+	defer x.writing.Unlock()
 	return http.NewResponseController(x.writer).Flush()
 }
 
@@ -172,8 +183,8 @@ func (x *exchange) drain() {
 	if control.Flush() != nil {
 		return
 	}
-	buf := buffers.Get()
-	defer buffers.Put(buf)
+	buf := smallBuffers.Get()
+	defer smallBuffers.Put(buf)
 	for deadline := time.Now().Add(drainLimit); time.Now().Before(deadline); {
 		if control.SetReadDeadline(time.Now().Add(drainIdle)) != nil {
 			return

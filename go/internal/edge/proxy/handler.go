@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
-	"sync"
 	"time"
 
 	"forkyard.dev/forkyard/internal/edge/controlplane"
@@ -66,7 +65,7 @@ func New(cfg Config) *Handler {
 		ModifyResponse: checkSandboxAnswer,
 		ErrorHandler:   h.sandboxFailed,
 		FlushInterval:  flushAfter,
-		BufferPool:     &buffers,
+		BufferPool:     &smallBuffers,
 		ErrorLog:       quiet,
 	}
 	h.api = &httputil.ReverseProxy{
@@ -74,7 +73,7 @@ func New(cfg Config) *Handler {
 		Transport:     cfg.ControlPlane,
 		ErrorHandler:  h.apiFailed,
 		FlushInterval: flushAfter,
-		BufferPool:    &buffers,
+		BufferPool:    &smallBuffers,
 		ErrorLog:      quiet,
 	}
 	return h
@@ -145,20 +144,3 @@ func headerBytes(r *http.Request) int {
 type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
-
-// bufferSize is what one copy step moves.
-const bufferSize = 64 << 10
-
-// bufferPool implements httputil.BufferPool without an allocation per use.
-type bufferPool struct{ pool sync.Pool }
-
-var buffers bufferPool
-
-func (p *bufferPool) Get() []byte {
-	if b, ok := p.pool.Get().(*[bufferSize]byte); ok {
-		return b[:]
-	}
-	return make([]byte, bufferSize)
-}
-
-func (p *bufferPool) Put(b []byte) { p.pool.Put((*[bufferSize]byte)(b)) }

@@ -244,7 +244,9 @@ func checkSandboxAnswer(res *http.Response) error {
 	if res.StatusCode < 200 || res.StatusCode > 999 {
 		return errHostile
 	}
-	if a, ok := res.Request.Context().Value(attemptKey{}).(*attempt); ok && a.signed {
+	a := res.Request.Context().Value(attemptKey{}).(*attempt)
+	a.carry(res)
+	if a.signed {
 		// A signed link can be opened in a browser, at the origin of the API and of the dashboard: nothing in the
 		// file may act there.
 		for _, name := range originHeaders {
