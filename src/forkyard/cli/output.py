@@ -16,6 +16,9 @@ from rich.table import Table
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 
 
+_WIDE = 1000
+
+
 class Format(StrEnum):
     AUTO = "auto"
     TABLE = "table"
@@ -45,7 +48,8 @@ def show(items: Sequence[dict[str, Any]], columns: Sequence[Column], chosen: For
         table.add_column(title, no_wrap=True)
     for item in items:
         table.add_row(*(value(item) for _, value in columns))
-    Console(highlight=False).print(table)
+    # Wider than any terminal: a cut-off id is of no use, a wrapped line is.
+    Console(highlight=False, width=_WIDE).print(table, soft_wrap=True)
 
 
 def show_one(item: dict[str, Any], text: str, chosen: Format) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 from collections.abc import Awaitable, Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 import typer
 
@@ -46,14 +46,23 @@ def with_api(work: Callable[[Api], Awaitable[T]], *, failed: int | None = None) 
 
     try:
         return asyncio.run(run())
-    except ForkyardError as error:
-        fail(error.message, failed if failed is not None else exit_code(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain about stdout at its end otherwise.
-        sys.stdout = None  # type: ignore[assignment]
-        raise typer.Exit(141) from None
+    except (Exception, ExceptionGroup) as error:
+        cause = _first(error)
+        if isinstance(cause, BrokenPipeError):
+            # Whoever read our output has gone; Python would complain about stdout at its end otherwise.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(141) from None
+        if not isinstance(cause, ForkyardError):
+            raise
+        fail(cause.message, failed if failed is not None else exit_code(cause))
+
+
+def _first(error: Exception) -> Exception:
+    """What failed first; tasks that ran beside each other fail as a group."""
+    group = cast(ExceptionGroup[Exception], error)
+    return _first(group.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 def exit_code(error: ForkyardError) -> int:

@@ -112,7 +112,8 @@ def _raw() -> Generator[None]:
         yield
         return
     before = termios.tcgetattr(0)
-    tty.setraw(0)
+    # Not flushed: what was typed while we started is meant for the shell.
+    tty.setraw(0, termios.TCSADRAIN)
     try:
         yield
     finally:

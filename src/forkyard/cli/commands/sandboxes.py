@@ -100,7 +100,7 @@ def exec_(
 
     Standard input, output and error pass through as bytes; the exit code is the command's (125: it could not be run).
     """
-    command = context.args
+    command = context.args[1:] if context.args[:1] == ["--"] else context.args
     if not command:
         fail("which command? forkyard exec ID -- CMD ARGS...", USAGE)
 
