@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,8 @@ const (
 	queueLength = 1024
 	// maxPerSecond bounds what hostile clients and sandboxes can make us write.
 	maxPerSecond = 200
+	// maxText bounds one text of a line, in bytes.
+	maxText = 500
 )
 
 // Sink is an io.Writer that hands lines to a background writer. When the queue is full, or more than 200 lines came in
@@ -52,9 +55,16 @@ func newSink(path string, out io.WriteCloser) *Sink {
 	return s
 }
 
-// Logger returns a structured logger on the sink.
+// Logger returns a structured logger on the sink. Long texts are cut: some quote what a sandbox sent.
 func (s *Sink) Logger() *slog.Logger {
-	return slog.New(slog.NewJSONHandler(s, nil))
+	return slog.New(slog.NewJSONHandler(s, &slog.HandlerOptions{ReplaceAttr: cut}))
+}
+
+func cut(_ []string, a slog.Attr) slog.Attr {
+	if text, ok := a.Value.Any().(string); ok && len(text) > maxText {
+		a.Value = slog.StringValue(strings.ToValidUTF8(text[:maxText], "") + "...")
+	}
+	return a
 }
 
 // Write queues a copy of line; it never fails and never blocks.

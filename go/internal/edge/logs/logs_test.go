@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -40,13 +41,13 @@ func TestLinesAreJSONAndSurviveRotation(t *testing.T) {
 			break
 		}
 	}
-	s.Logger().Info("two")
+	s.Logger().Info("two", "long", strings.Repeat("é", 1<<20))
 	s.Close()
 	s.Logger().Info("after the end")
 	for file, want := range map[string]string{path + ".1": "one", path: "two"} {
 		got := lines(t, file)
-		var line struct{ Msg string }
-		if err := json.Unmarshal(got[0], &line); err != nil || len(got) != 1 || line.Msg != want {
+		var line struct{ Msg, Long string }
+		if err := json.Unmarshal(got[0], &line); err != nil || len(got) != 1 || line.Msg != want || len(line.Long) > 2*maxText {
 			t.Errorf("%s holds %s", file, got)
 		}
 	}
