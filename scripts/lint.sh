@@ -24,8 +24,6 @@ go_format() {
 
 go_vet() { (cd go && go vet ./...); }
 
-go_lint() { (cd go && golangci-lint run); }
-
 shell_syntax() {
 	local script
 	for script in scripts/*.sh .ci/run; do bash -n "$script" || return 1; done
@@ -38,7 +36,6 @@ check "import contracts" lint-imports --no-cache --no-logo
 check "shell syntax" shell_syntax
 check "gofmt" go_format
 check "go vet" go_vet
-if command -v golangci-lint >/dev/null; then check "golangci-lint" go_lint; fi
 if [ ${#failed[@]} -gt 0 ]; then
 	printf 'lint failed: %s\n' "${failed[*]}" >&2
 	exit 1
