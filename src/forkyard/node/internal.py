@@ -11,6 +11,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from pydantic import BaseModel, Field
 
 from forkyard.base.errors import ForkyardError, LimitExceeded, StorageFull
+from forkyard.e2b.deps import Reader
+from forkyard.e2b.request import ApiRoute
 from forkyard.node.edge_client import EdgeAway, EdgeClient
 from forkyard.node.readiness import Readiness
 from forkyard.sandboxes.service import Sandboxes
@@ -26,6 +28,8 @@ def router(
 ) -> APIRouter:
     """`/internal/wake`, `/metrics`, `/ready`."""
     routes = APIRouter(include_in_schema=False)
+    # The numbers are of the whole server, so any team's key would do, but nobody without one gets them.
+    guarded = APIRouter(include_in_schema=False, route_class=ApiRoute)
 
     @routes.post("/internal/wake")
     async def wake(body: Wake, x_forkyard_internal: Annotated[str, Header()] = "") -> Response:
@@ -43,8 +47,8 @@ def router(
             return _error(404, "The sandbox was not found")
         return JSONResponse({"route": route.to_json()})
 
-    @routes.get("/metrics")
-    async def metrics() -> Response:
+    @guarded.get("/metrics")
+    async def metrics(_: Reader) -> Response:
         text = generate_latest(registry)
         with suppress(EdgeAway):  # Scrapes go on while the edge is being started again.
             text += await edge.metrics()
@@ -57,6 +61,7 @@ def router(
             return PlainTextResponse("not ready: " + ", ".join(missing) + "\n", status_code=503)
         return PlainTextResponse("ready\n")
 
+    routes.include_router(guarded)
     return routes
 
 
