@@ -3,7 +3,6 @@
 import re
 import subprocess
 import tomllib
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -106,8 +105,7 @@ _LISTS = ("layers", "source_modules", "forbidden_modules")
 def test_decisions_are_numbered_and_short() -> None:
     files = sorted(path for path in (ROOT / "docs" / "adr").glob("[0-9]*.md"))
     numbers = [int(path.name[:4]) for path in files]
-    assert numbers[0] == 1
-    assert all(later == earlier + 1 for earlier, later in pairwise(numbers))
+    assert len(set(numbers)) == len(numbers), "two decisions have the same number"
     for path in files:
         text = path.read_text()
         assert text.startswith(f"# {int(path.name[:4])}. "), path.name
