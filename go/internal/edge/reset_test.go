@@ -35,6 +35,7 @@ func TestStreamsAreResetWhenTheirGenerationEnds(t *testing.T) {
 		"replaced":      func() { r.set(running(idA, 4, "127.0.0.1")) },
 		"paused":        func() { r.set(route{"id": idA, "generation": 3, "state": "paused"}) },
 		"moved":         func() { r.set(running(idA, 3, "127.0.0.1")) },
+		"held":          func() { r.set(route{"id": idA, "generation": 3, "state": "held"}) },
 		"held as next":  func() { r.set(route{"id": idA, "generation": 4, "state": "held"}) },
 		"not in table":  func() { r.push() },
 		"later removal": func() { r.remove(idA, 9) },
@@ -98,10 +99,8 @@ func TestStreamsLiveOnWhenTheirGenerationDoes(t *testing.T) {
 	r.epoch = 2
 	r.push(running(idA, 3, a.address).with("envd_token", "new"))
 	alive("new epoch")
-	r.set(route{"id": idA, "generation": 3, "state": "held"})
-	alive("held")
 	r.set(running(idA, 3, a.address))
-	alive("running again")
+	alive("the same route")
 	r.remove(idA, 2)
 	alive("removal of an older generation")
 	r.set(running(idA, 2, "127.0.0.1"))
@@ -203,7 +202,7 @@ func TestConnectionsNeverOutliveAGeneration(t *testing.T) {
 	// The same address under another id is another sandbox.
 	r.set(running(idB, 2, a.address))
 	r.get("/", to(idB, port)).expect(t, 200, "connection 3")
-	// A port that is held and runs on starts afresh too: a snapshot was taken meanwhile.
+	// A route that was held and runs on starts afresh too.
 	r.set(route{"id": idA, "generation": 2, "state": "held"})
 	r.set(running(idA, 2, a.address))
 	r.get("/", to(idA, port)).expect(t, 200, "connection 4")

@@ -62,7 +62,7 @@ func (r *Route) Check() error {
 // Entry is a route in the table. It never changes: an update puts another entry in its place.
 type Entry struct {
 	Route
-	// Backend is set while the route is running, and kept through held.
+	// Backend is set while the route is running.
 	Backend *upstream.Backend
 }
 

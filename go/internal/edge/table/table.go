@@ -146,8 +146,7 @@ func (t *Table) set(route *Route) (dead []*upstream.Backend) {
 	}
 	entry := &Entry{Route: *route}
 	if known != nil && known.Backend != nil {
-		same := route.Generation == known.Generation && route.State != Paused &&
-			(route.State == Held || route.Address == known.Backend.Address())
+		same := route.Generation == known.Generation && route.State == Running && route.Address == known.Backend.Address()
 		if same {
 			entry.Backend = known.Backend
 		} else {
@@ -156,9 +155,6 @@ func (t *Table) set(route *Route) (dead []*upstream.Backend) {
 	}
 	if route.State == Running && entry.Backend == nil {
 		entry.Backend = upstream.New(route.Address, t.maxStreams, t.metrics)
-	}
-	if route.State == Held && entry.Backend != nil {
-		entry.Backend.CloseIdle() // a snapshot should not hold connections that nobody uses
 	}
 	t.entries[route.ID] = entry
 	return dead

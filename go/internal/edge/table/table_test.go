@@ -117,9 +117,9 @@ func compare(t *testing.T, table *Table, model map[string]Route, before map[stri
 			if e.Backend == nil || e.Backend.Dead() || e.Backend.Address() != e.Address {
 				t.Fatalf("%s runs without a living backend at its address", id)
 			}
-		case Paused:
+		case Held, Paused:
 			if e.Backend != nil {
-				t.Fatalf("%s is paused and has a backend", id)
+				t.Fatalf("%s does not run and has a backend", id)
 			}
 		}
 	}
