@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +11,7 @@ import pytest
 
 from forkyard.drivers.gvisor.driver import ENVD_PORT
 from forkyard.drivers.gvisor.keeper import KeeperAway
+from forkyard.host.errors import ProcessGone
 from forkyard.host.processes import ProcessHandle
 from forkyard.sandboxes.driver import DriverError, EgressPolicy, Handle, MachineEventKind
 from forkyard.testing import gvisor_bench
@@ -127,7 +129,8 @@ async def test_an_empty_machine_that_died_is_not_used(bench: GvisorBench) -> Non
     await eventually(ready, "one is prepared")
     (group,) = Path("/sys/fs/cgroup").glob(f"memory/forkyard-{bench.config.instance}/empty-*")  # noqa: ASYNC240
     for pid in (group / "cgroup.procs").read_text().split():
-        ProcessHandle.of(int(pid)).send(signal.SIGKILL)
+        with suppress(ProcessGone):  # the others end with the first
+            ProcessHandle.of(int(pid)).send(signal.SIGKILL)
     spec = bench.driver.spec_of(result.requires, name="taker", egress=EgressPolicy())
     handle = await bench.driver.restore(spec, bench.directory / "s")
     assert (await bench.driver.inspect(handle)).running

@@ -59,22 +59,23 @@ func (m *Manager) create(c *container, spec *specs.Spec, request CreateRequest) 
 		defer netns.Close()
 		args.NetnsPath = fmt.Sprintf("/proc/self/fd/%d", netns.Fd())
 	}
-	for _, stdio := range []struct {
-		path string
-		file **os.File
-	}{{request.Stdio.Stdout, &args.Stdout}, {request.Stdio.Stderr, &args.Stderr}} {
-		file, err := openStdio(stdio.path)
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		*stdio.file = file
+	if args.Stdout, err = openStdio(request.Stdio.Stdout); err != nil {
+		return err
 	}
+	defer args.Stdout.Close()
+	if args.Stderr, err = openStdio(request.Stdio.Stderr); err != nil {
+		return err
+	}
+	defer args.Stderr.Close()
 	if err := m.makeGroup(c, spec, request.CgroupMemoryLimitBytes); err != nil {
 		return err
 	}
 	args.Group = c.group
+	return m.createSandbox(c, args)
+}
 
+// createSandbox forks what the arguments say, in bounded time.
+func (m *Manager) createSandbox(c *container, args runtime.CreateArgs) error {
 	ctx, cancel := context.WithTimeout(context.Background(), m.CallTimeout)
 	defer cancel()
 	// A sandbox that hangs at its start answers nobody: only its end makes the call return.

@@ -13,7 +13,7 @@ from forkyard.base.tasks import Operations
 from forkyard.drivers.gvisor.config import GvisorConfig, seen_by_keeper
 from forkyard.drivers.gvisor.empties import Empties, Empty
 from forkyard.drivers.gvisor.records import MachineRecord, MachineRecords
-from forkyard.drivers.gvisor.runtime import Container, ContainerRequest, ContainerUnusable
+from forkyard.drivers.gvisor.runtime import Container, ContainerRequest
 from forkyard.drivers.gvisor.runtimes import Runtimes
 from forkyard.drivers.gvisor.slot_stock import PLAIN, SlotStock
 from forkyard.drivers.gvisor.spec import cgroup_memory_limit, oci_spec
@@ -115,9 +115,9 @@ class Machines:
             if empty is not None:
                 try:
                     return await self._restore(spec, directory, empty.slot, empty.container, made=True)
-                except ContainerUnusable as error:
-                    # It died while it waited, and nobody had noticed yet.
-                    log.warning("an empty machine was dead", container=empty.container, error=str(error))
+                except DriverError as error:
+                    # It may have died while it waited, with nobody noticing yet: that is not the snapshot's fault.
+                    log.warning("an empty machine failed", container=empty.container, error=str(error))
             slot = await self._stock.take(spec.egress)
             return await self._restore(spec, directory, slot, spec.name, made=False)
 
