@@ -46,8 +46,8 @@ class ServerProcess:
         """The three variables that point an E2B SDK here."""
         return {"E2B_API_KEY": self.api_key, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
 
-    def start(self, timeout_s: float = 90.0) -> None:
-        """Start and wait until it is ready. Raises RuntimeError with the log."""
+    def start(self, timeout_s: float = 90.0, *, env: Mapping[str, str] | None = None) -> None:
+        """Start, with `env` for this run only, and wait until it is ready. Raises RuntimeError with the log."""
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -55,18 +55,22 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=self._env,
+                env={**self._env, **(env or {})},
                 start_new_session=True,
             )
         deadline = time.monotonic() + timeout_s
         while not self.answers("/ready"):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the server did not start:\n{self.log.read_text(errors='replace')[-5000:]}")
+                raise RuntimeError(f"the server did not start:\n{self.tail()}")
             time.sleep(0.02)
 
     @property
     def log(self) -> Path:
         return self.data_dir / "serve.log"
+
+    def tail(self) -> str:
+        """The last of its log."""
+        return self.log.read_text(errors="replace")[-5000:]
 
     def answers(self, path: str) -> bool:
         try:
@@ -92,6 +96,13 @@ class ServerProcess:
             capture_output=True,
             timeout=120,
         )
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """Until it has ended; the exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
+        return 0 if self._process is None else self._process.wait(timeout_s)
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def __enter__(self) -> ServerProcess:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from forkyard.base.clock import Clock
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
+from forkyard.host.cgroups import remove_group
 from forkyard.host.processes import ProcessHandle, spawn_detached, wait_exit
 from forkyard.node.edge_client import EdgeAway, EdgeClient, EdgeInfo
 from forkyard.node.readiness import Readiness
@@ -69,15 +70,16 @@ class EdgeSupervisor:
             await self.attach()
 
     async def shutdown(self) -> None:
-        """End the edge (nothing runs any more)."""
+        """End the edge (nothing runs any more), and remove its control group."""
         process, self._process = self._process, None
         try:
             await self._client.shutdown()
-        except EdgeAway:
-            return
-        if process is not None:
-            async with asyncio.timeout(_START_S):
-                await wait_exit(process)
+            if process is not None:
+                async with asyncio.timeout(_START_S):
+                    await wait_exit(process)
+        except (EdgeAway, TimeoutError) as error:
+            log.warning("the edge did not end by itself", error=repr(error))
+        await remove_group(self._cgroup)
 
     async def _start(self) -> EdgeInfo:
         settings = self._settings
