@@ -154,11 +154,11 @@ func TestExitIsReported(t *testing.T) {
 		end    func(w *world, n *netconf.Net, view containers.View)
 		signal string
 		code   int
-		within time.Duration
+		within time.Duration // a few ms on an idle machine; the tests also run on busy ones
 	}{
-		"killed": {end: func(_ *world, _ *netconf.Net, v containers.View) { must(t, syscall.Kill(v.Pid, syscall.SIGKILL)) }, signal: "SIGKILL", within: 100 * time.Millisecond},
-		"exits":  {end: func(_ *world, n *netconf.Net, _ containers.View) { _, _ = tryAsk(n, "/exit?code=7") }, code: 7, within: 200 * time.Millisecond},
-		"gofer":  {end: func(_ *world, _ *netconf.Net, v containers.View) { must(t, syscall.Kill(v.GoferPid, syscall.SIGKILL)) }, signal: "SIGKILL", within: time.Second},
+		"killed": {end: func(_ *world, _ *netconf.Net, v containers.View) { must(t, syscall.Kill(v.Pid, syscall.SIGKILL)) }, signal: "SIGKILL", within: 2 * time.Second},
+		"exits":  {end: func(_ *world, n *netconf.Net, _ containers.View) { _, _ = tryAsk(n, "/exit?code=7") }, code: 7, within: time.Second},
+		"gofer":  {end: func(_ *world, _ *netconf.Net, v containers.View) { must(t, syscall.Kill(v.GoferPid, syscall.SIGKILL)) }, signal: "SIGKILL", within: 2 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
