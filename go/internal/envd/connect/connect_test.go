@@ -1,15 +1,20 @@
 package connect
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -133,4 +138,72 @@ func FuzzBytes(f *testing.F) {
 		var u Uint32
 		_ = u.UnmarshalJSON(data)
 	})
+}
+
+type watchedListener struct {
+	net.Listener
+	reading *atomic.Int32
+}
+
+func (l watchedListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return watchedConn{conn, l.reading}, err
+}
+
+// watchedConn counts the reads in progress.
+type watchedConn struct {
+	net.Conn
+	reading *atomic.Int32
+}
+
+func (c watchedConn) Read(p []byte) (int, error) {
+	c.reading.Add(1)
+	defer c.reading.Add(-1)
+	return c.Conn.Read(p)
+}
+
+// A client whose request ends after its answer: what it sends late is not the next request.
+func TestARequestMayEndAfterItsAnswer(t *testing.T) {
+	type message struct {
+		Text string `json:"text"`
+	}
+	var reading atomic.Int32
+	server := httptest.NewUnstartedServer(ServerStream(func(_ context.Context, _ *http.Request, in *message, out *Sender) error {
+		for reading.Load() == 0 { // until somebody waits for the rest of the request
+			runtime.Gosched()
+		}
+		return out.Send(in)
+	}))
+	server.Listener = watchedListener{server.Listener, &reading}
+	server.Start()
+	defer server.Close()
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	answers := bufio.NewReader(conn)
+	body := Envelope([]byte(`{"text":"x"}`))
+	for round := range 3 {
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n", streamType)
+		fmt.Fprintf(conn, "%x\r\n%s\r\n", len(body), body)
+		response, err := http.ReadResponse(answers, nil)
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		if response.StatusCode != http.StatusOK {
+			t.Fatalf("round %d: status %d", round, response.StatusCode)
+		}
+		// The message and the end of the stream are both there before the request has ended.
+		if _, err := readEnvelope(response.Body); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		if _, err := readEnvelope(response.Body); !errors.Is(err, io.EOF) {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		fmt.Fprint(conn, "0\r\n\r\n")
+		if _, err := io.Copy(io.Discard, response.Body); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+	}
 }

@@ -21,6 +21,9 @@ const (
 // DefaultKeepalive is how long a stream may be silent before a keepalive when the client names no interval.
 const DefaultKeepalive = 90 * time.Second
 
+// restTime is how long a client may take to end its request after it was answered.
+const restTime = 5 * time.Second
+
 // Unary serves one call with one request and one answer.
 func Unary[Req, Res any](call func(ctx context.Context, r *http.Request, req *Req) (*Res, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -68,13 +71,25 @@ func ServerStream[Req any](call func(ctx context.Context, r *http.Request, req *
 		if err == nil {
 			err = decode(data, req)
 		}
-		if err == nil {
-			// net/http notices that a client left only once the body was read to its end.
-			go func() { _, _ = io.CopyN(io.Discard, r.Body, 1<<20) }()
-			err = call(ctx, r, req, out)
+		if err != nil {
+			out.end(err)
+			return
 		}
-		out.end(err)
+		rest := discardRest(r.Body)
+		out.end(call(ctx, r, req, out))
+		out.waitFor(rest)
 	})
+}
+
+// discardRest reads a request's body to its end: net/http notices only then that a client left. What is
+// sent says whether the end came.
+func discardRest(body io.Reader) <-chan bool {
+	rest := make(chan bool, 1)
+	go func() {
+		_, err := io.CopyN(io.Discard, body, 1<<20)
+		rest <- errors.Is(err, io.EOF)
+	}()
+	return rest
 }
 
 // ClientStream serves a call with a stream of requests and one answer.
@@ -151,6 +166,27 @@ func (s *Sender) write(envelope []byte) error {
 
 // end sends the last envelope; net/http flushes when the handler returns.
 func (s *Sender) end(cause error) { _ = s.write(endOfStream(cause)) }
+
+// waitFor lets the client end its request, for a while, when the answer is whole. net/http would cut the
+// reader off when the handler returns, forget that, and take what comes then for the next request.
+func (s *Sender) waitFor(rest <-chan bool) {
+	select {
+	case whole := <-rest:
+		if whole {
+			return
+		}
+	default:
+		_ = s.control.Flush()
+		select {
+		case whole := <-rest:
+			if whole {
+				return
+			}
+		case <-time.After(restTime):
+		}
+	}
+	panic(http.ErrAbortHandler) // the only way to close the connection now
+}
 
 func openStream(w http.ResponseWriter, r *http.Request) (*Sender, context.Context, context.CancelFunc, bool) {
 	if !checkRequest(w, r, streamType) {
