@@ -175,6 +175,12 @@ func TestARequestMayEndAfterItsAnswer(t *testing.T) {
 		return out.Send(in)
 	}))
 	server.Listener = watchedListener{server.Listener, &reading}
+	idle := make(chan struct{}, 1)
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateIdle {
+			idle <- struct{}{}
+		}
+	}
 	server.Start()
 	defer server.Close()
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
@@ -201,9 +207,15 @@ func TestARequestMayEndAfterItsAnswer(t *testing.T) {
 		if _, err := readEnvelope(response.Body); !errors.Is(err, io.EOF) {
 			t.Fatalf("round %d: %v", round, err)
 		}
+		select {
+		case <-idle:
+			t.Fatal("the next request is waited for before this one has ended")
+		case <-time.After(20 * time.Millisecond):
+		}
 		fmt.Fprint(conn, "0\r\n\r\n")
 		if _, err := io.Copy(io.Discard, response.Body); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
+		<-idle
 	}
 }
