@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,19 @@ def _programs() -> None:
 @pytest.fixture(scope="module")
 def make_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[..., ServerProcess]]:
     """Makes servers, not started yet; at the end nothing of any of them may be left on the host."""
+    with _servers(tmp_path_factory) as make:
+        yield make
+
+
+@pytest.fixture(scope="package")
+def make_hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[..., ServerProcess]]:
+    """The same for the length of a package."""
+    with _servers(tmp_path_factory) as make:
+        yield make
+
+
+@contextmanager
+def _servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[..., ServerProcess]]:
     made: list[ServerProcess] = []
 
     def make(data_dir: Path | None = None, **env: str) -> ServerProcess:
@@ -30,13 +44,15 @@ def make_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[
         made.append(ServerProcess(data_dir, env={**NO_POOLS, **env}))
         return made[-1]
 
-    yield make
-    for server in made:
-        if server.alive():
-            server.stop()
-        if (server.data_dir / "instance").exists() and on_host(server.data_dir):
-            server.down()
-            check_nothing_left(server.data_dir)
+    try:
+        yield make
+    finally:
+        for server in made:
+            if server.alive():
+                server.stop()
+            if (server.data_dir / "instance").exists() and on_host(server.data_dir):
+                server.down()
+                check_nothing_left(server.data_dir)
 
 
 @pytest.fixture(scope="module")

@@ -79,11 +79,8 @@ def command_line(pid: int) -> str:
 
 
 def children(pid: int) -> list[int]:
-    return [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
+    lists = [(task / "children").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [int(child) for found in lists for child in found]
 
 
 def process_of_sandbox(data_dir: Path, sandbox_id: str) -> int:

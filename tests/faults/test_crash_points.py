@@ -6,6 +6,7 @@ import http.client
 import subprocess
 import threading
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -92,7 +93,7 @@ def _cases() -> list[object]:
         if prefix == "template":
             continue
         operations = CASES.get(point) or BY_PREFIX[prefix]
-        operations = operations + [("resume", RESUME)] if point in RESUME_TOO else operations
+        operations = [*operations, ("resume", RESUME)] if point in RESUME_TOO else operations
         cases += [pytest.param(point, operation, id=f"{point}-{name}") for name, operation in operations]
     return cases
 
@@ -135,10 +136,8 @@ class Yard:
 
 
 def _quietly(act: Callable[[], object]) -> None:
-    try:
+    with suppress(OSError, http.client.HTTPException):  # the server died under it, as it should
         act()
-    except (OSError, http.client.HTTPException):
-        pass  # the server died under it, as it should
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -164,13 +163,7 @@ def yard(request: pytest.FixtureRequest, make_server: Callable[..., ServerProces
     check_nothing_left(yard.server.data_dir)
 
 
-QUICK = {
-    "pause.sealed-pause",
-    "resume.restored-resume",
-    "start.routed-create",
-    "kill.unrouted-running",
-    "fork.captured-fork",
-}
+QUICK = {"pause.sealed-pause", "resume.restored-resume", "start.routed-create", "kill.unrouted-running"}
 
 
 def _marked(case: object) -> object:

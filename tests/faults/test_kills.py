@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from e2b import NotFoundException, Sandbox, SandboxException
@@ -18,7 +19,6 @@ from tests.e2e.server import ServerProcess
 from tests.e2e.waiting import until
 from tests.faults.inspection import (
     check_agreement,
-    children,
     command_line,
     instance_of,
     process_of_sandbox,
@@ -86,7 +86,7 @@ def test_after_a_kill_of_the_keeper_sandboxes_live_and_the_next_one_adopts_them(
         killed = pid_of(server, "keeper")
         with Traffic(server, witness.sandbox) as traffic:
             kill_and_wait(killed)
-            until(lambda: _other_keeper(server, killed), "another keeper runs")
+            until(partial(_other_keeper, server, killed), "another keeper runs")
         traffic.check()
         witness.check()
         witness.pause()
@@ -154,9 +154,7 @@ def test_a_death_is_seen_within_a_second_with_its_reason(
 def test_a_daemon_that_hangs_is_noticed_within_ten_seconds(server: ServerProcess, witness: Witness) -> None:
     """The whole sandbox process stands still, which is how a hung daemon looks from outside."""
     pid = process_of_sandbox(server.data_dir, witness.id)
-    stopped = [pid, *_descendants(pid)]
-    for process in stopped:
-        os.kill(process, signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
         reason = until(lambda: _unhealthy(server, witness.id), "it is noticed", timeout_s=20, interval_s=0.1)
@@ -164,9 +162,7 @@ def test_a_daemon_that_hangs_is_noticed_within_ten_seconds(server: ServerProcess
         assert reason
         assert in_journal(server, witness.id, "unhealthy")
     finally:
-        for process in reversed(stopped):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
     until(
         lambda: _unhealthy(server, witness.id) is None or None,
         "it is well again",
@@ -175,13 +171,6 @@ def test_a_daemon_that_hangs_is_noticed_within_ten_seconds(server: ServerProcess
     )
     witness.check()
     witness.kill()
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for child in children(pid):
-        found += [child, *_descendants(child)]
-    return found
 
 
 def _unhealthy(server: ServerProcess, sandbox_id: str) -> str | None:
@@ -304,13 +293,22 @@ def test_a_client_that_is_cut_off_does_not_cut_the_operation_off(
     server: ServerProcess, witness: Witness, operation: str
 ) -> None:
     before = {row.id for row in records(server.data_dir).sandboxes}
-    with pytest.raises(OSError):
-        path, body = {
-            "pause": (f"/sandboxes/{witness.id}/pause", None),
-            "fork": (f"/sandboxes/{witness.id}/fork", {"count": 2, "timeout": 3600}),
-            "create": ("/sandboxes", {"templateID": "base", "timeout": 3600}),
-        }[operation]
-        call(server, "POST", path, body, timeout_s=0.05)
+    path, body = {
+        "pause": (f"/sandboxes/{witness.id}/pause", None),
+        "fork": (f"/sandboxes/{witness.id}/fork", {"count": 2, "timeout": 3600}),
+        "create": ("/sandboxes", {"templateID": "base", "timeout": 3600}),
+    }[operation]
+    left = False
+    patience = 0.04
+    while not left:
+        try:
+            call(server, "POST", path, body, timeout_s=patience)
+        except TimeoutError:
+            left = True
+        else:  # it was quicker
+            patience /= 2
+            before |= {row.id for row in records(server.data_dir).sandboxes}
+            witness.check()
 
     def arrived() -> bool | None:
         rows = records(server.data_dir)

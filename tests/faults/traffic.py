@@ -72,9 +72,12 @@ class Traffic:
                 self.slowest_s = max(self.slowest_s, time.monotonic() - began)
                 if failure is not None:
                     self.failures.append(failure)
-            if failure is not None:
+            if failure is not None and connection is not None:
+                connection.close()
                 connection = None
             self._stop.wait(0.01)
+        if connection is not None:
+            connection.close()
 
     def _ask(self, kept: http.client.HTTPConnection | None) -> str | None:
         """None, or what went wrong."""

@@ -101,7 +101,7 @@ class Witness:
         assert pid == self._pid, "the counter is another process"
         assert count >= self._count, "the counter went back"
         assert count < self._start + (1 << 39), "the counter began with another number"
-        until(lambda: (n := self._look(sandbox)) and n[1] > count or None, "the counter goes on")
+        until(lambda: ((n := self._look(sandbox)) and n[1] > count) or None, "the counter goes on")
         assert sandbox.commands.run("echo well").stdout == "well\n"
         if sandbox_id is None:
             self._count = count
