@@ -143,7 +143,7 @@ async def _capture(core: Core, claimed: Claim) -> Snapshot:
         manifest = await core.files.seal(snapshot_id, core.driver.name, result)
         crash_point("capture.sealed")
         running = await core.store.finish(
-            sandbox.id,
+            sandbox,
             token=claimed.token,
             to=State.RUNNING,
             snapshot_ready={"manifest": manifest.to_json(), "size_bytes": manifest.size_bytes},
@@ -187,7 +187,7 @@ async def _release(
     if death is not None:
         await end_lost(core, sandbox, token, f"died during a capture: {death}")
         raise TransitionFailed(f"the sandbox died during its capture: {death}") from error
-    await insist(core, lambda: core.store.finish(sandbox.id, token=token, to=State.RUNNING))
+    await insist(core, lambda: core.store.finish(sandbox, token=token, to=State.RUNNING))
     core.changes.notify(sandbox.id)
     core.deadlines.moved(sandbox.end_at)
     remove_behind(core)

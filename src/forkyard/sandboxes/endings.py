@@ -67,7 +67,7 @@ async def finish_kill(core: Core, sandbox: Sandbox, token: str, reason: str) -> 
     await insist(
         core,
         lambda: core.store.finish(
-            sandbox.id,
+            sandbox,
             token=token,
             to=State.GONE,
             values={
@@ -91,7 +91,7 @@ async def end_lost(core: Core, sandbox: Sandbox, token: str, reason: str) -> Non
     await insist(
         core,
         lambda: core.store.finish(
-            sandbox.id,
+            sandbox,
             token=token,
             to=State.GONE,
             values={"handle": None, "ended_at": core.clock.now(), "end_reason": reason[:400]},

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from forkyard.base.errors import InvalidInput
+from forkyard.base.ids import is_template_id
 from forkyard.sandboxes.core import Core
 from forkyard.sandboxes.errors import SnapshotNotFound, TemplateNotFound
 from forkyard.sandboxes.models import DEFAULT_TAG, Snapshot
@@ -45,7 +46,7 @@ async def resolve_template(core: Core, team_id: str, text: str) -> tuple[Snapsho
         reference = parse_reference(text)
     except InvalidInput:
         raise TemplateNotFound(text[:200]) from None
-    if reference.tag == DEFAULT_TAG:
+    if reference.tag == DEFAULT_TAG and is_template_id(reference.alias):
         found = await core.store.find_by_id(team_id=team_id, any_id=reference.alias)
         if found is not None:
             names = (await core.store.names_of([found.id]))[found.id]

@@ -29,14 +29,16 @@ async def set_network(
         row = await settle(core, sandbox_id, team_id=team_id)
         if row.state is not State.RUNNING:
             raise NotRunning(f'Sandbox "{sandbox_id}" is paused; connect to it first')
-        changed = await core.store.set_values(sandbox_id, states=[State.RUNNING], values=values, durable=True)
-        if changed is not None:
-            break
-    try:
-        await apply_egress(core, changed)
-    except BaseException:
-        core.unaligned.add(sandbox_id)
-        raise
+        try:
+            changed = await core.store.set_values(
+                sandbox_id, states=[State.RUNNING], values=values, durable=True
+            )
+            if changed is not None:
+                return await apply_egress(core, changed)
+        except BaseException:
+            # The record may be new, although an error was reported, and the machine as before.
+            core.unaligned.add(sandbox_id)
+            raise
 
 
 async def apply_egress(core: Core, row: Sandbox) -> None:

@@ -160,7 +160,7 @@ async def _commit(
     await core.routes.set(route_of(claimed.sandbox, RouteState.PAUSED))
     with core.telemetry.stage("pause", "commit"):
         paused = await core.store.finish(
-            claimed.sandbox.id,
+            claimed.sandbox,
             token=claimed.token,
             to=State.PAUSED,
             values={
@@ -207,7 +207,7 @@ async def _give_back(
         await end_lost(core, sandbox, token, f"died during a pause: {death}")
         raise TransitionFailed(f"the sandbox died during its pause: {death}") from error
     await core.routes.set(route_of(sandbox, RouteState.RUNNING))
-    await insist(core, lambda: core.store.finish(sandbox.id, token=token, to=State.RUNNING))
+    await insist(core, lambda: core.store.finish(sandbox, token=token, to=State.RUNNING))
     core.journal.write(sandbox.id, "pause failed", level="error", reason=error)
     core.changes.notify(sandbox.id)
     core.deadlines.moved(sandbox.end_at)

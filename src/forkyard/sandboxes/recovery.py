@@ -198,7 +198,7 @@ async def _roll_back(core: Core, row: Sandbox, token: str, machine: _Found, reco
         recovered.gone.append(row.id)
         return
     await core.routes.set(route_of(row, RouteState.RUNNING))
-    running = await insist(core, lambda: core.store.finish(row.id, token=token, to=State.RUNNING))
+    running = await insist(core, lambda: core.store.finish(row, token=token, to=State.RUNNING))
     core.changes.notify(row.id)
     core.deadlines.moved(row.end_at)
     if running is not None:

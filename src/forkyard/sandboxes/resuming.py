@@ -161,7 +161,7 @@ async def back_to_paused(core: Core, claimed: Claim, error: BaseException) -> Sa
         runs = row is not None and row.state in (State.RUNNING, State.PAUSING, State.SNAPSHOTTING)
         return row if runs else None
     await core.routes.set(route_of(sandbox, RouteState.PAUSED))
-    await insist(core, lambda: core.store.finish(sandbox.id, token=claimed.token, to=State.PAUSED))
+    await insist(core, lambda: core.store.finish(sandbox, token=claimed.token, to=State.PAUSED))
     core.journal.write(sandbox.id, "resume failed", level="error", reason=error)
     core.changes.notify(sandbox.id)
     remove_behind(core, *machines_of(sandbox))

@@ -6,13 +6,43 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, delete, exists, or_, select, update
+from sqlalchemy import and_, bindparam, delete, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from forkyard.sandboxes.durable_store import DurableStore, rowcount
 from forkyard.sandboxes.models import DEFAULT_TAG, Snapshot, SnapshotKind, SnapshotName, SnapshotState
 from forkyard.sandboxes.queries import Cursor
 from forkyard.storage.dialect import insert_into
+
+# Built once: every create asks one of these, and building a query takes longer than running it.
+_NAMED = (
+    select(Snapshot)
+    .join(SnapshotName, SnapshotName.snapshot_id == Snapshot.id)
+    .where(
+        or_(SnapshotName.team_id == bindparam("team"), SnapshotName.team_id == ""),
+        SnapshotName.name == bindparam("name"),
+        SnapshotName.tag == bindparam("tag"),
+        Snapshot.state == SnapshotState.READY,
+    )
+    .order_by(SnapshotName.team_id.desc())
+    .limit(1)
+)
+_BY_ANY_ID = (
+    select(Snapshot)
+    .where(
+        or_(
+            and_(
+                Snapshot.id == bindparam("any"),
+                Snapshot.kind.in_([SnapshotKind.SNAPSHOT, SnapshotKind.TEMPLATE]),
+            ),
+            and_(Snapshot.template_id == bindparam("any"), Snapshot.kind == SnapshotKind.TEMPLATE),
+        ),
+        Snapshot.state == SnapshotState.READY,
+        or_(Snapshot.team_id == bindparam("team"), Snapshot.team_id.is_(None)),
+    )
+    .order_by(Snapshot.created_at.desc())
+    .limit(1)
+)
 
 
 class SnapshotStore(DurableStore):
@@ -39,41 +69,14 @@ class SnapshotStore(DurableStore):
 
     async def find_named(self, *, team_id: str, name: str, tag: str) -> Snapshot | None:
         """By name, the team's own before the shipped ones."""
-        query = (
-            select(Snapshot)
-            .join(SnapshotName, SnapshotName.snapshot_id == Snapshot.id)
-            .where(
-                SnapshotName.team_id.in_([team_id, ""]),
-                SnapshotName.name == name,
-                SnapshotName.tag == tag,
-                Snapshot.state == SnapshotState.READY,
-            )
-            .order_by(SnapshotName.team_id.desc())
-            .limit(1)
-        )
         async with self._db.read() as session:
-            return (await session.scalars(query)).one_or_none()
+            found = await session.scalars(_NAMED, {"team": team_id, "name": name, "tag": tag})
+            return found.one_or_none()
 
     async def find_by_id(self, *, team_id: str, any_id: str) -> Snapshot | None:
         """By snapshot id, or by template id (then its newest ready snapshot), if the team may use it."""
-        query = (
-            select(Snapshot)
-            .where(
-                or_(
-                    and_(
-                        Snapshot.id == any_id,
-                        Snapshot.kind.in_([SnapshotKind.SNAPSHOT, SnapshotKind.TEMPLATE]),
-                    ),
-                    and_(Snapshot.template_id == any_id, Snapshot.kind == SnapshotKind.TEMPLATE),
-                ),
-                Snapshot.state == SnapshotState.READY,
-                or_(Snapshot.team_id == team_id, Snapshot.team_id.is_(None)),
-            )
-            .order_by(Snapshot.created_at.desc())
-            .limit(1)
-        )
         async with self._db.read() as session:
-            return (await session.scalars(query)).one_or_none()
+            return (await session.scalars(_BY_ANY_ID, {"team": team_id, "any": any_id})).one_or_none()
 
     async def names_of(self, snapshot_ids: Collection[str]) -> dict[str, list[SnapshotName]]:
         query = select(SnapshotName).where(SnapshotName.snapshot_id.in_(list(snapshot_ids)))

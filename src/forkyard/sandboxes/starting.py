@@ -67,7 +67,7 @@ async def abandon(core: Core, claimed: Claim, error: BaseException) -> Sandbox |
     await insist(
         core,
         lambda: core.store.finish(
-            sandbox.id,
+            sandbox,
             token=claimed.token,
             to=State.GONE,
             values={
@@ -121,7 +121,7 @@ async def commit_running(
     crash_point("start.routed")
     with core.telemetry.stage("start", "commit"):
         running = await core.store.finish(
-            sandbox.id,
+            sandbox,
             token=claimed.token,
             to=State.RUNNING,
             values={"handle": handle.to_json(), "unhealthy_reason": None, **values},

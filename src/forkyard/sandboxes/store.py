@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -20,6 +20,14 @@ from forkyard.sandboxes.snapshot_store import SnapshotStore
 from forkyard.sandboxes.state import STEADY, State, may_follow
 
 __all__ = ["NOTHING", "Cursor", "LimitCheck", "SandboxFilter", "SandboxStore", "Usage"]
+
+
+_OF_TOKEN = (
+    update(Sandbox)
+    .where(Sandbox.id == bindparam("sandbox_id"), Sandbox.transition == bindparam("token"))
+    .returning(Sandbox)
+    .execution_options(synchronize_session=False)
+)
 
 
 class SandboxStore(SandboxQueries, SnapshotStore):
@@ -96,7 +104,8 @@ class SandboxStore(SandboxQueries, SnapshotStore):
         if expired_at is not None:
             query = query.where(Sandbox.end_at <= expired_at)
         async with self._write() as session:
-            row = (await session.scalars(query.values(**values).returning(Sandbox))).one_or_none()
+            claim = query.values(**values).returning(Sandbox).execution_options(synchronize_session=False)
+            row = (await session.scalars(claim)).one_or_none()
             if row is None:
                 return None
             if limits is not None:
@@ -107,7 +116,7 @@ class SandboxStore(SandboxQueries, SnapshotStore):
 
     async def finish(
         self,
-        sandbox_id: str,
+        sandbox: Sandbox,
         *,
         token: str,
         to: State,
@@ -116,41 +125,36 @@ class SandboxStore(SandboxQueries, SnapshotStore):
         snapshot_drop: Collection[str] = (),
         forget_key: bool = False,
     ) -> Sandbox | None:
-        """Commit the transition that `token` owns. None when it is not the owner any more; then nothing was written.
+        """Commit the transition that `token` owns; `sandbox` is the record as it was claimed.
 
-        `snapshot_ready`: values for the snapshot the transition wrote, which becomes `ready`; otherwise that snapshot
-        is marked for deletion. `snapshot_drop`: further snapshots to mark. `forget_key`: the idempotency key that
-        made this sandbox may be used again.
+        None when it is not the owner any more; then nothing was written. `snapshot_ready`: values for the snapshot the
+        transition wrote, which becomes `ready`; otherwise that snapshot is marked for deletion. `snapshot_drop`:
+        further snapshots to mark. `forget_key`: the idempotency key that made this sandbox may be used again.
         """
+        if not may_follow(sandbox.state, to):
+            raise ValueError(f"no transition {sandbox.state} -> {to}")
+        written, drop = sandbox.transition_snapshot_id, set(snapshot_drop)
+        if written is not None and snapshot_ready is None:
+            drop.add(written)
+        commit = _OF_TOKEN.values(
+            state=to,
+            transition=None,
+            transition_at=None,
+            transition_snapshot_id=None,
+            transition_intent=None,
+            **(values or {}),
+        )
         async with self._write() as session:
-            row = (
-                await session.scalars(
-                    select(Sandbox)
-                    .where(Sandbox.id == sandbox_id, Sandbox.transition == token)
-                    .with_for_update()
-                )
-            ).one_or_none()
+            found = await session.scalars(commit, {"sandbox_id": sandbox.id, "token": token})
+            row = found.one_or_none()
             if row is None:
                 return None
-            if not may_follow(row.state, to):
-                raise ValueError(f"no transition {row.state} -> {to}")
-            written = row.transition_snapshot_id
-            row.state = to
-            row.transition = row.transition_at = row.transition_snapshot_id = row.transition_intent = None
-            for name, value in (values or {}).items():
-                setattr(row, name, value)
-            drop = set(snapshot_drop)
             if written is not None and snapshot_ready is not None:
-                await session.execute(
-                    update(Snapshot)
-                    .where(Snapshot.id == written)
-                    .values(state=SnapshotState.READY, **snapshot_ready)
-                )
-            elif written is not None:
-                drop.add(written)
+                ready = update(Snapshot).where(Snapshot.id == written)
+                await session.execute(ready.values(state=SnapshotState.READY, **snapshot_ready))
             await self.mark_deleting_txn(session, drop)
             if forget_key:
-                await session.execute(delete(IdempotencyKey).where(IdempotencyKey.sandbox_id == sandbox_id))
+                await session.execute(delete(IdempotencyKey).where(IdempotencyKey.sandbox_id == sandbox.id))
             return row
 
     async def take_over(self, sandbox_id: str, *, token: str, new_token: str) -> Sandbox | None:

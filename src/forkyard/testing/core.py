@@ -50,6 +50,9 @@ TEAM = "team-1"
 _PATIENCE_S = 20.0
 """Real seconds after which something that should have ended is taken to hang."""
 
+_IDLE_PASSES = 30
+"""Passes of the event loop without a call in progress after which nothing moves but the clock."""
+
 
 class GatedDatabase(Database):
     """A database behind the gate of a server's life. Calls: `store.read` and `store.write`.
@@ -205,22 +208,29 @@ class Server:
 
     async def quiet(self) -> None:
         """Wait until no operation is in progress, letting the clock run for those that wait on it."""
-        async with asyncio.timeout(_PATIENCE_S):
-            while len(self.core.operations):
-                if await self.core.operations.drain(0.02):
-                    return
-                if self.clock.sleepers > self._resting():
-                    await self.clock.advance(0.25)
+        await self._until(lambda: not len(self.core.operations))
 
     async def do(self, work: Awaitable[T]) -> T:
         """The result of `work`, letting the clock run while it waits on it (for a retry, say)."""
         task = asyncio.ensure_future(work)
-        async with asyncio.timeout(_PATIENCE_S):
-            while not task.done():
-                await asyncio.wait({task}, timeout=0.02)
-                if not task.done() and self.clock.sleepers > self._resting():
-                    await self.clock.advance(0.25)
+        await self._until(task.done)
         return task.result()
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Until this is true. When nothing but the clock can be waited for, it goes on to the next who waits on it."""
+        async with asyncio.timeout(_PATIENCE_S):
+            idle = 0
+            while not done():
+                await asyncio.sleep(0)
+                idle = 0 if self.life.busy else idle + 1
+                if idle < _IDLE_PASSES:
+                    continue
+                idle = 0
+                wake = self.clock.next_wake
+                if wake is not None and self.clock.sleepers > self._resting():
+                    await self.clock.advance(wake)
+                else:
+                    await asyncio.sleep(0.001)  # A thread or a socket, then.
 
     async def tidy(self) -> None:
         """What the node does now and then: finish what was left, until nothing is."""

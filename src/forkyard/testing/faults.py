@@ -131,6 +131,8 @@ class Life:
         self._die_at: tuple[str, int] | None = None
         self._passed: dict[str, int] = {}
         self.died = asyncio.Event()
+        self.busy = 0
+        """Calls in progress: as long as there are some, something outside the event loop may be waited for."""
 
     def die_at(self, point: str, nth: int = 1) -> None:
         """Die when the crash point is reached for the n-th time."""
@@ -162,12 +164,16 @@ class Life:
         self.check()
         call = Call(name, subject)
         before, after = self.faults.plan(call)
-        await self.faults.let_others_run()
-        for fault in before:
-            await fault.act(call)
-        self.check()
-        yield
-        for fault in after:
-            await fault.act(call)
-        await self.faults.let_others_run()
-        self.check()
+        self.busy += 1
+        try:
+            await self.faults.let_others_run()
+            for fault in before:
+                await fault.act(call)
+            self.check()
+            yield
+            for fault in after:
+                await fault.act(call)
+            await self.faults.let_others_run()
+            self.check()
+        finally:
+            self.busy -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from forkyard.storage.session import Database
 from forkyard.testing.clock import ManualClock
 from forkyard.testing.core import NODE, TEAM, Server, add_template, open_server
 from forkyard.testing.fake_host import FakeHost, FakeMachine
+from forkyard.testing.faults import Crashed, Fault
 
 
 class World:
@@ -49,21 +50,27 @@ class World:
     def core(self) -> Core:
         return self.server.core
 
-    async def start(self, *, die_at: str | None = None) -> Recovered:
-        """Start a server; what the last one left is recovered. With `die_at` it dies at that crash point, if it gets
-        there: even while it recovers (then Crashed is raised).
-        """
+    async def start(self) -> Recovered:
+        """Start a server; what the last one left is recovered."""
 
         def arm(server: Server) -> None:
             self._server = server
-            if die_at is not None:
-                server.life.die_at(die_at)
             self._hook.enter_context(crash_hook(server.life.reach))
 
         _, recovered = await open_server(
             self._database, self.host, self.clock, self._path, on_open=arm, **self.options
         )
         return recovered
+
+    async def start_and_die(self, nth: int) -> bool:
+        """Start a server that is killed at its n-th call of all; False if its recovery ended before that."""
+        fault = Fault("*", nth, effect=lambda _call: self.server.life.die())
+        self.host.faults.add(fault)
+        with suppress(Crashed):
+            await self.start()
+            await self.server.quiet()
+        self.host.faults.clear()
+        return self.server.life.dead
 
     async def stop(self) -> None:
         """A clean stop; machines run on."""
@@ -85,6 +92,10 @@ class World:
 
     async def create(self, team_id: str = TEAM, template: str = "base", **request: Any) -> Sandbox:
         return await self.server.sandboxes.create(team_id, NewSandbox(template, **request))
+
+    def core_files(self) -> Path:
+        """The folder of all snapshots."""
+        return self._path / "snapshots"
 
     def machine(self, sandbox_id: str) -> FakeMachine:
         """The machine that requests for this sandbox reach."""
