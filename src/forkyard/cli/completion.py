@@ -51,5 +51,5 @@ def _ask(find: Callable[[Api], Awaitable[list[tuple[str, str]]]], incomplete: st
 
     try:
         return [(name, text) for name, text in asyncio.run(run()) if name.startswith(incomplete)]
-    except (ForkyardError, TimeoutError, OSError, KeyError, ValueError):
+    except (ForkyardError, TimeoutError, OSError, KeyError, TypeError, ValueError):
         return []

@@ -7,11 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from forkyard.base.errors import ForkyardError
 
 DEFAULT_URL = "http://localhost:3000"
 LOCAL_KEY = Path("/var/lib/forkyard/api-key")
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 class NotLoggedIn(ForkyardError):
@@ -33,12 +35,18 @@ def credentials_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_credentials(environ: Mapping[str, str] = os.environ) -> Credentials:
-    """Raises NotLoggedIn."""
+    """Raises NotLoggedIn. A key that was saved for one server, or lies on this machine, is never sent to another."""
     saved = _saved(credentials_file(environ))
-    url = environ.get("E2B_API_URL") or saved.get("url") or DEFAULT_URL
-    key = environ.get("E2B_API_KEY") or saved.get("key") or _local_key(environ)
+    url = (environ.get("E2B_API_URL") or saved.get("url") or DEFAULT_URL).strip().rstrip("/")
+    key = environ.get("E2B_API_KEY", "").strip()
+    if not key and url == saved.get("url", "").rstrip("/"):
+        key = saved["key"]
+    if not key and urlsplit(url).hostname in _THIS_MACHINE:
+        key = _local_key(environ)
     if not key:
         raise NotLoggedIn()
+    if not (key.isascii() and key.isprintable()):
+        raise NotLoggedIn("The API key has characters that no key has.")
     return Credentials(url, key)
 
 
@@ -48,6 +56,7 @@ def save_credentials(credentials: Credentials, environ: Mapping[str, str] = os.e
     part = path.with_suffix(".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o600)  # It may be what a save that was cut off left.
         json.dump({"url": credentials.url, "key": credentials.key}, file)
     part.replace(path)
     return path

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from forkyard.cli.terminal import read_stdin, write_all
+from forkyard.base.errors import ForkyardError
+from forkyard.cli.stdio import read_stdin, write_all
 from forkyard.client.errors import ApiError
 from forkyard.client.sandbox import Ended, Output, SandboxClient, Started
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def execute(
@@ -20,8 +24,11 @@ async def execute(
     envs: Mapping[str, str],
     stdin: bool,
 ) -> int:
-    """Run it; answers its exit code. Ctrl-C and SIGTERM end it, not only us."""
-    code = 1
+    """Run it; answers its exit code. Ctrl-C and SIGTERM end it, not only us; so does a reader that goes away.
+
+    Raises ApiError when it cannot be run, StreamBroken, BrokenPipeError.
+    """
+    code, pid = 1, 0
     async with (
         inside.start(command[0], command[1:], user=user, cwd=cwd, envs=envs, stdin=stdin) as events,
         asyncio.TaskGroup() as tasks,
@@ -29,17 +36,29 @@ async def execute(
         helpers: list[asyncio.Task[None]] = []
         async for event in events:
             match event:
-                case Started(pid):
+                case Started():
+                    pid = event.pid
                     helpers.append(tasks.create_task(_forward_signals(inside, pid)))
                     if stdin:
                         helpers.append(tasks.create_task(_forward_stdin(inside, pid)))
                 case Output(stream, data):
-                    write_all(2 if stream == "stderr" else 1, data)
+                    try:
+                        await write_all(2 if stream == "stderr" else 1, data)
+                    except OSError:
+                        # Nobody reads any more; here the command would have died of SIGPIPE.
+                        await end(inside, pid)
+                        raise
                 case Ended(exit_code):
                     code = exit_code
         for helper in helpers:
             helper.cancel()
     return code
+
+
+async def end(inside: SandboxClient, pid: int) -> None:
+    """Kill a process whose user has gone; never fails."""
+    with suppress(ForkyardError):
+        await inside.signal(pid, kill=True)
 
 
 async def _forward_stdin(inside: SandboxClient, pid: int) -> None:
@@ -54,18 +73,19 @@ async def _forward_stdin(inside: SandboxClient, pid: int) -> None:
 
 async def _forward_signals(inside: SandboxClient, pid: int) -> None:
     loop = asyncio.get_running_loop()
-    got: asyncio.Queue[bool] = asyncio.Queue()
-    loop.add_signal_handler(signal.SIGINT, got.put_nowait, False)
-    loop.add_signal_handler(signal.SIGTERM, got.put_nowait, False)
+    got = asyncio.Event()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, got.set)
     try:
         kill = False
         while True:
-            await got.get()
+            await got.wait()
+            got.clear()
             try:
                 await inside.signal(pid, kill=kill)
             except ApiError:
                 return
             kill = True  # A second Ctrl-C is meant seriously.
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)

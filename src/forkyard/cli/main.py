@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from forkyard import __version__
 from forkyard.cli.commands import access, files, observe, sandboxes, snapshots
+from forkyard.cli.stdio import open_missing
 
 _HELP = """Computers for AI agents that pause, resume and fork.
 
@@ -51,13 +53,26 @@ for _group in (sandboxes, files, observe, snapshots, access):
     _group.register(app)
 
 _LIGHT = {
-    command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands
-} | {group.name for group in app.registered_groups}
+    "--version",
+    "--install-completion",
+    "--show-completion",
+    *(command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands),
+    *(group.name or "?" for group in app.registered_groups),
+}
 
 
 def main() -> None:
     """Run the command line."""
-    if len(sys.argv) < 2 or sys.argv[1] not in _LIGHT:
+    open_missing()
+    if _first_word() not in _LIGHT:
         for name in _SERVER_SIDE:
             importlib.import_module(f"forkyard.cli.commands.{name}").register(app)
     app()
+
+
+def _first_word() -> str:
+    """The command of this call, or the one that is being completed; "" when it is not known yet."""
+    completed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS")
+    if len(sys.argv) > 1 or completed is None:
+        return sys.argv[1] if len(sys.argv) > 1 else ""
+    return next(iter(completed.split()[1:]), "")

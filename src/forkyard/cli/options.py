@@ -10,6 +10,9 @@ import typer
 from forkyard.cli.completion import complete_sandbox, complete_template
 from forkyard.cli.running import USAGE, fail
 
+RESUME_FOR_S = 300
+"""How long a paused sandbox lives that a command resumes in passing."""
+
 SandboxId = Annotated[str, typer.Argument(help="Sandbox id.", autocompletion=complete_sandbox)]
 Template = Annotated[
     str, typer.Argument(help="Template, or snapshot, by name or id.", autocompletion=complete_template)

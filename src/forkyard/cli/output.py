@@ -12,6 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from forkyard.cli.running import plain
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 
@@ -47,14 +50,14 @@ def show(items: Sequence[dict[str, Any]], columns: Sequence[Column], chosen: For
     for title, _ in columns:
         table.add_column(title, no_wrap=True)
     for item in items:
-        table.add_row(*(value(item) for _, value in columns))
+        table.add_row(*(Text(plain(value(item)).replace("\n", " ")) for _, value in columns))
     # Wider than any terminal: a cut-off id is of no use, a wrapped line is.
     Console(highlight=False, width=_WIDE).print(table, soft_wrap=True)
 
 
 def show_one(item: dict[str, Any], text: str, chosen: Format) -> None:
     """Print one result: JSON, or `text` for a person."""
-    typer.echo(json.dumps(item, indent=2) if wants_json(chosen) else text)
+    typer.echo(json.dumps(item, indent=2) if wants_json(chosen) else plain(text))
 
 
 def moment(text: str | None) -> datetime | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar, cast
 
@@ -40,6 +41,9 @@ def with_api(work: Callable[[Api], Awaitable[T]], *, failed: int | None = None) 
     """Run `work` with a client. Errors are one line on stderr and an exit code (`failed` for all, if given)."""
 
     async def run() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is not None:
+            loop.add_signal_handler(signal.SIGTERM, task.cancel)  # What is half done is cleaned up.
         credentials = find_credentials()
         async with Api(credentials.url, credentials.key) as api:
             return await work(api)
@@ -47,13 +51,17 @@ def with_api(work: Callable[[Api], Awaitable[T]], *, failed: int | None = None) 
     try:
         return asyncio.run(run())
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
     except (Exception, ExceptionGroup) as error:
         cause = _first(error)
         if isinstance(cause, BrokenPipeError):
             # Whoever read our output has gone; Python would complain about stdout at its end otherwise.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(141) from None
+            raise typer.Exit(128 + signal.SIGPIPE) from None
+        if isinstance(cause, OSError):
+            fail(f"{cause.filename or 'this machine'}: {cause.strerror or cause}", failed or FAILED)
         if not isinstance(cause, ForkyardError):
             raise
         fail(cause.message, failed if failed is not None else exit_code(cause))
@@ -77,5 +85,12 @@ def exit_code(error: ForkyardError) -> int:
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
-    typer.echo(f"forkyard: {message}", err=True)
+    typer.echo(f"forkyard: {plain(message)}", err=True)
     raise typer.Exit(code)
+
+
+def plain(text: str) -> str:
+    """`text` without what steers a terminal: names and messages may come from inside a sandbox."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )

@@ -5,39 +5,44 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import termios
 import tty
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from forkyard.base.errors import ForkyardError
+from forkyard.cli.execute import end, execute
+from forkyard.cli.stdio import read_stdin, write_all
 from forkyard.client.errors import ApiError
 from forkyard.client.sandbox import Ended, Output, SandboxClient, Size, Started
 
-_CHUNK = 4096
+_SHELL = "/bin/bash"
+_HANG_UPS = (signal.SIGHUP, signal.SIGTERM)
 
 
 async def attach_shell(inside: SandboxClient, *, user: str | None, cwd: str | None) -> int:
     """A login shell on a terminal of the local size; answers its exit code. Without a local terminal it is a plain
     shell that reads standard input.
     """
+    if not os.isatty(0):
+        return await execute(inside, [_SHELL, "-l"], user=user, cwd=cwd, envs={}, stdin=True)
     envs = {"TERM": os.environ.get("TERM", "xterm-256color"), "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
     size = _size()
+    code = 1
     async with (
-        inside.start("/bin/bash", ["-i", "-l"], user=user, cwd=cwd, envs=envs, pty=size) as events,
+        inside.start(_SHELL, ["-i", "-l"], user=user, cwd=cwd, envs=envs, pty=size) as events,
         asyncio.TaskGroup() as tasks,
     ):
         helpers: list[asyncio.Task[None]] = []
-        code = 1
         with _raw():
             async for event in events:
                 match event:
                     case Started(pid):
                         helpers.append(tasks.create_task(_keys(inside, pid)))
-                        helpers.append(tasks.create_task(_resizes(inside, pid)))
+                        helpers.append(tasks.create_task(_resizes(inside, pid, size)))
+                        helpers.append(tasks.create_task(_hang_up(inside, pid)))
                     case Output(data=data):
-                        write_all(1, data)
+                        await write_all(1, data)
                     case Ended(exit_code):
                         code = exit_code
         for helper in helpers:
@@ -45,34 +50,8 @@ async def attach_shell(inside: SandboxClient, *, user: str | None, cwd: str | No
     return code
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    """All of it, unbuffered. Raises BrokenPipeError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-async def read_stdin() -> bytes:
-    """What comes next; b"" at the end. Waits without a thread that would outlive us."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def readable() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    try:
-        loop.add_reader(0, readable)
-    except (OSError, PermissionError):
-        return os.read(0, _CHUNK)  # A regular file or /dev/null is always readable.
-    try:
-        await ready
-    finally:
-        loop.remove_reader(0)
-    return os.read(0, _CHUNK)
-
-
 async def _keys(inside: SandboxClient, pid: int) -> None:
+    """Raw terminals have no end of input: it means that the terminal is gone."""
     while data := await read_stdin():
         try:
             await inside.send(pid, data, pty=True)
@@ -80,27 +59,47 @@ async def _keys(inside: SandboxClient, pid: int) -> None:
             if error.status == 404:
                 return  # The shell has ended; its end event is on the way.
             raise
+    await end(inside, pid)
 
 
-async def _resizes(inside: SandboxClient, pid: int) -> None:
+async def _hang_up(inside: SandboxClient, pid: int) -> None:
+    """A shell whose terminal is closed ends, as with any terminal; the sandbox goes on."""
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _HANG_UPS:
+        loop.add_signal_handler(number, gone.set)
+    try:
+        await gone.wait()
+        await end(inside, pid)
+    finally:
+        for number in _HANG_UPS:
+            loop.remove_signal_handler(number)
+
+
+async def _resizes(inside: SandboxClient, pid: int, told: Size) -> None:
     changed = asyncio.Event()
+    changed.set()  # It may have changed while the shell was starting.
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, changed.set)
     try:
         while True:
             await changed.wait()
             changed.clear()
+            size = _size()
+            if size == told:
+                continue
             try:
-                await inside.resize(pid, _size())
+                await inside.resize(pid, size)
             except ForkyardError:
                 return
+            told = size
     finally:
         loop.remove_signal_handler(signal.SIGWINCH)
 
 
 def _size() -> Size:
     try:
-        found = os.get_terminal_size(sys.__stdin__.fileno() if sys.__stdin__ else 0)
+        found = os.get_terminal_size(0)
     except OSError:
         return Size(80, 24)
     return Size(found.columns or 80, found.lines or 24)
@@ -108,9 +107,6 @@ def _size() -> Size:
 
 @contextmanager
 def _raw() -> Generator[None]:
-    if not os.isatty(0):
-        yield
-        return
     before = termios.tcgetattr(0)
     # Not flushed: what was typed while we started is meant for the shell.
     tty.setraw(0, termios.TCSADRAIN)

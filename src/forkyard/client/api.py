@@ -84,9 +84,13 @@ class Api:
     async def set_network(self, sandbox_id: str, body: Json) -> None:
         await self._json("PUT", f"/sandboxes/{_part(sandbox_id)}/network", body)
 
-    async def inside(self, sandbox_id: str) -> SandboxClient:
-        """The processes and files of a sandbox. Its life is not touched."""
+    async def inside(self, sandbox_id: str, *, resume_for: int) -> SandboxClient:
+        """The processes and files of a sandbox. A paused one is resumed for that many seconds; the life of a running
+        one is not touched.
+        """
         found = await self.sandbox(sandbox_id)
+        if found["state"] == "paused":
+            found = await self.connect(sandbox_id, timeout=resume_for)
         return SandboxClient(self.url, found["sandboxID"], found.get("envdAccessToken"))
 
     # -- snapshots, templates, keys ------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 
@@ -30,14 +30,20 @@ async def messages(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any
             flags, length = _HEAD.unpack(await content.readexactly(_HEAD.size))
             if length > MAX_FRAME:
                 raise StreamBroken(f"the sandbox sent a frame of {length} bytes")
-            message = json.loads(await content.readexactly(length))
+            message = _object(await content.readexactly(length))
             if flags & END:
-                error = message.get("error")
-                if error:
-                    raise ApiError(
-                        _STATUS.get(error.get("code"), 500), str(error.get("message", error.get("code")))
-                    )
+                said: dict[str, Any] | None = message.get("error")
+                if said:
+                    code = str(said.get("code"))
+                    raise ApiError(_STATUS.get(code, 500), str(said.get("message", code)))
                 return
             yield message
-    except (EOFError, aiohttp.ClientError, ValueError, struct.error) as error:
+    except (EOFError, aiohttp.ClientError, AttributeError, ValueError, struct.error) as error:
         raise StreamBroken() from error
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    return cast(dict[str, Any], value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -10,10 +11,11 @@ from typing import Any
 
 import aiohttp
 
-from forkyard.client.errors import ApiError, ServerUnreachable
+from forkyard.client.errors import ApiError, ServerUnreachable, StreamBroken
 
 _CALL = aiohttp.ClientTimeout(total=180.0, sock_connect=5.0)
 _STREAM = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+_MAX_ERROR = 1 << 16
 
 
 class Http:
@@ -43,11 +45,20 @@ class Http:
         *,
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
+        patient: bool = False,
     ) -> tuple[Any, Mapping[str, str], int]:
-        """Answers (JSON or None, headers, status). Raises ApiError, ServerUnreachable."""
-        async with self.open(method, path, json_body=body, query=query, headers=headers) as response:
+        """Answers (JSON or None, headers, status). Raises ApiError, ServerUnreachable, StreamBroken.
+
+        `patient` waits for ever: for calls that take as long as a program in a sandbox likes.
+        """
+        async with self.open(
+            method, path, json_body=body, query=query, headers=headers, stream=patient
+        ) as response:
             data = await response.read()
-            return (json.loads(data) if data else None), response.headers, response.status
+            try:
+                return (json.loads(data) if data else None), response.headers, response.status
+            except ValueError as error:
+                raise ServerUnreachable(f"what answers at {self.url} is no Forkyard server") from error
 
     @asynccontextmanager
     async def open(
@@ -61,7 +72,7 @@ class Http:
         headers: Mapping[str, str] | None = None,
         stream: bool = False,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """The response, its body unread. Raises ApiError for 400 and above, ServerUnreachable."""
+        """The response, its body unread. Raises ApiError for 400 and above, ServerUnreachable, StreamBroken."""
         if self._session is None:
             raise RuntimeError("the client is not open")
         try:
@@ -75,12 +86,28 @@ class Http:
                 timeout=_STREAM if stream else _CALL,
             ) as response:
                 if response.status >= 400:
-                    raise ApiError(response.status, _message(await response.read(), response.reason))
+                    raise ApiError(
+                        response.status, _message(await response.content.read(_MAX_ERROR), response.reason)
+                    )
                 yield response
         except aiohttp.ClientConnectorError as error:
-            raise ServerUnreachable(f"no server answers at {self.url} ({error.os_error.strerror})") from error
+            raise ServerUnreachable(f"no server answers at {self.url} ({_reason(error)})") from error
         except TimeoutError as error:
             raise ServerUnreachable(f"the server at {self.url} did not answer in time") from error
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise ServerUnreachable(
+                f"{self.url} is not the address of a server: http://HOST:PORT is expected"
+            ) from error
+        except aiohttp.ClientError as error:
+            raise StreamBroken(
+                f"the connection to {self.url} ended before the answer did; "
+                "the sandbox was paused or killed, the server restarted, or the network failed"
+            ) from error
+
+
+def _reason(error: aiohttp.ClientConnectorError) -> str:
+    number = error.os_error.errno
+    return os.strerror(number) if number and number > 0 else str(error.os_error)
 
 
 def _message(data: bytes, reason: str | None) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from forkyard.client.envelopes import frame, messages
+from forkyard.client.errors import StreamBroken
 from forkyard.client.http import Http
 
 ENVD_PORT = 49983
@@ -99,10 +100,10 @@ class SandboxClient:
             yield _events(messages(response.content))
 
     async def send(self, pid: int, data: bytes, *, pty: bool = False) -> None:
+        """Input for a process; waits until the process has taken it, however long that is."""
         key = "pty" if pty else "stdin"
-        await self._unary(
-            "SendInput", {"process": {"pid": pid}, "input": {key: base64.b64encode(data).decode()}}
-        )
+        body = {"process": {"pid": pid}, "input": {key: base64.b64encode(data).decode()}}
+        await self._unary("SendInput", body, patient=True)
 
     async def close_stdin(self, pid: int) -> None:
         await self._unary("CloseStdin", {"process": {"pid": pid}})
@@ -135,9 +136,9 @@ class SandboxClient:
         async with self._http.open("GET", "/files", query=query, stream=True) as response:
             yield response.content.iter_chunked(1 << 18)
 
-    async def _unary(self, method: str, body: dict[str, Any]) -> Any:
+    async def _unary(self, method: str, body: dict[str, Any], *, patient: bool = False) -> None:
         headers = {"Connect-Protocol-Version": "1"}
-        return (await self._http.call("POST", f"/process.Process/{method}", body, headers=headers))[0]
+        await self._http.call("POST", f"/process.Process/{method}", body, headers=headers, patient=patient)
 
 
 def _user(user: str | None) -> dict[str, str]:
@@ -148,32 +149,60 @@ def _user(user: str | None) -> dict[str, str]:
 
 async def _events(stream: AsyncIterator[dict[str, Any]]) -> AsyncIterator[ProcessEvent]:
     async for message in stream:
-        event = message.get("event", {})
-        if "start" in event:
-            yield Started(int(event["start"]["pid"]))
-        elif "data" in event:
-            for name, data in event["data"].items():
-                yield Output(name, base64.b64decode(data))
-        elif "end" in event:
-            yield _ended(event["end"])
+        try:
+            events = list(_parse(message.get("event") or {}))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StreamBroken("the sandbox sent what is no process event") from error
+        for event in events:
+            yield event
+
+
+def _parse(event: Mapping[str, Any]) -> Iterator[ProcessEvent]:
+    if "start" in event:
+        yield Started(int(event["start"]["pid"]))
+    elif "data" in event:
+        for name, data in event["data"].items():
+            yield Output(str(name), base64.b64decode(data))
+    elif "end" in event:
+        yield _ended(event["end"])
 
 
 def _ended(end: Mapping[str, Any]) -> Ended:
-    status = str(end.get("status", ""))
     code = int(end.get("exitCode", 0))
-    if not end.get("exited", False) and "signal" in status:
-        code = 128 + _SIGNALS.get(status.removeprefix("signal: ").split(" ")[0], 9)
+    status = str(end.get("status", ""))
+    if not end.get("exited", False) and status.startswith("signal: "):
+        code = 128 + _signal(status.removeprefix("signal: ").removesuffix(" (core dumped)"))
     return Ended(code, str(end.get("error", "")))
 
 
-# Words of Go's os.ProcessState for the signals that end processes in practice.
+def _signal(name: str) -> int:
+    """The number of a signal as Go words it: `killed`, or `signal 34`."""
+    number = name.removeprefix("signal ")
+    return int(number) if number.isdecimal() else _SIGNALS.get(name, 9)
+
+
 _SIGNALS = {
     "hangup": 1,
     "interrupt": 2,
     "quit": 3,
+    "illegal instruction": 4,
+    "trace/breakpoint trap": 5,
     "aborted": 6,
+    "bus error": 7,
+    "floating point exception": 8,
     "killed": 9,
-    "segmentation": 11,
-    "broken": 13,
+    "user defined signal 1": 10,
+    "segmentation fault": 11,
+    "user defined signal 2": 12,
+    "broken pipe": 13,
+    "alarm clock": 14,
     "terminated": 15,
+    "stack fault": 16,
+    "CPU time limit exceeded": 24,
+    "file size limit exceeded": 25,
+    "virtual timer expired": 26,
+    "profiling timer expired": 27,
+    "I/O possible": 29,
+    "power failure": 30,
+    "bad system call": 31,
 }

@@ -103,7 +103,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls, _config_file(init_settings())),
+        )
 
     # -- places --------------------------------------------------------------------------------------
 
@@ -162,11 +166,12 @@ def load(**given: Any) -> Settings:
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
-def _config_file() -> Path:
+def _config_file(given: dict[str, Any]) -> Path:
     configured = os.environ.get("FORKYARD_CONFIG")
     if configured:
         return Path(configured)
-    return Path(os.environ.get("FORKYARD_DATA_DIR", DEFAULT_DATA_DIR)) / "forkyard.toml"
+    data_dir = given.get("data_dir") or os.environ.get("FORKYARD_DATA_DIR", DEFAULT_DATA_DIR)
+    return Path(data_dir) / "forkyard.toml"
 
 
 def _checkout() -> Path:

@@ -12,31 +12,36 @@ import typer
 from forkyard.base.errors import ForkyardError
 from forkyard.cli.credentials import DEFAULT_URL, Credentials, save_credentials
 from forkyard.cli.output import Column, Format, Output, show, show_one, span
-from forkyard.cli.running import exit_code, fail, with_api
+from forkyard.cli.running import USAGE, exit_code, fail, with_api
 from forkyard.client.api import Api
 
 keys = typer.Typer(help="API keys of the team.", no_args_is_help=True)
 
 
 def auth(
-    url: Annotated[str, typer.Option(help="Address of the server.")] = DEFAULT_URL,
+    url: Annotated[
+        str, typer.Option(envvar="E2B_API_URL", help="Address of the server, http://HOST:PORT.")
+    ] = DEFAULT_URL,
     key: Annotated[
         str | None, typer.Option(help="API key; asked for, or read from a pipe, when it is not given.")
     ] = None,
 ) -> None:
     """Remember a server and an API key for this user (mode 0600). E2B_API_URL and E2B_API_KEY win over it."""
     if key is None:
-        key = typer.prompt("API key", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline().strip()
+        key = typer.prompt("API key", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline()
+    key = (key or "").strip()
+    if not (key and key.isascii() and key.isprintable()):
+        fail("which key? forkyard auth --key KEY, or the key in a pipe", USAGE)
 
     async def check() -> None:
-        async with Api(url, key or "") as api:
+        async with Api(url, key) as api:
             await api.templates()
 
     try:
         asyncio.run(check())
     except ForkyardError as error:
         fail(error.message, exit_code(error))
-    path = save_credentials(Credentials(url, key or ""))
+    path = save_credentials(Credentials(url, key))
     typer.echo(f"saved in {path}", err=True)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from forkyard.cli.options import SandboxId
 from forkyard.cli.output import Format, Output, show, size, wants_json, words
-from forkyard.cli.running import with_api
+from forkyard.cli.running import plain, with_api
 from forkyard.client.api import Api
 
 _FOLLOW_S = 1.0
@@ -58,7 +58,8 @@ def _print_entry(entry: dict[str, Any], output: Format) -> None:
         typer.echo(json.dumps(entry))
         return
     at = datetime.fromisoformat(entry["timestamp"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    typer.echo(f"{at} {entry['level']:5} {entry['message']} {words(entry.get('fields'))}".rstrip())
+    line = f"{at} {entry['level']:5} {entry['message']} {words(entry.get('fields'))}"
+    typer.echo(plain(line).rstrip())
 
 
 def register(app: typer.Typer) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
+from forkyard.base.errors import ForkyardError
+from forkyard.cli.completion import complete_sandbox
 from forkyard.cli.execute import execute
-from forkyard.cli.options import Cwd, Env, SandboxId, Template, User, pairs
-from forkyard.cli.output import Column, Format, Output, show, show_one, span, words
-from forkyard.cli.running import FAILED, USAGE, fail, with_api
+from forkyard.cli.options import RESUME_FOR_S, Cwd, Env, SandboxId, Template, User, pairs
+from forkyard.cli.output import Column, Format, Output, moment, show, show_one, span, words
+from forkyard.cli.running import FAILED, USAGE, exit_code, fail, plain, with_api
 from forkyard.cli.terminal import attach_shell
 from forkyard.client.api import Api
+from forkyard.client.errors import ServerUnreachable
 
 OWN_FAILURE = 125
 """Exit code of `exec` when not the command failed but getting it to run, as `docker exec` has it."""
@@ -76,7 +81,7 @@ def start(
             show_one(made, made["sandboxID"], output)
             return 0
         typer.echo(f"{made['sandboxID']} (ends in {timeout} s; exit leaves it running)", err=True)
-        async with await api.inside(made["sandboxID"]) as inside:
+        async with await api.inside(made["sandboxID"], resume_for=timeout) as inside:
             return await attach_shell(inside, user=user, cwd=None)
 
     raise typer.Exit(with_api(work))
@@ -86,28 +91,39 @@ def connect(sandbox: SandboxId, user: User = None, cwd: Cwd = None) -> None:
     """Open a shell in a sandbox. A paused one is resumed first; how long it lives is not changed otherwise."""
 
     async def work(api: Api) -> int:
-        await _make_sure_it_runs(api, sandbox)
-        async with await api.inside(sandbox) as inside:
+        async with await api.inside(sandbox, resume_for=RESUME_FOR_S) as inside:
             return await attach_shell(inside, user=user, cwd=cwd)
 
     raise typer.Exit(with_api(work))
 
 
 def exec_(
-    context: typer.Context, sandbox: SandboxId, user: User = None, cwd: Cwd = None, env: Env = None
+    context: typer.Context,
+    sandbox: SandboxId,
+    user: User = None,
+    cwd: Cwd = None,
+    env: Env = None,
+    stdin: Annotated[
+        bool, typer.Option(help="Pass standard input on; --no-stdin leaves it to a loop around this command.")
+    ] = True,
 ) -> None:
-    """Run a command: forkyard exec ID [OPTIONS] -- CMD ARGS...
+    """Run a command in a sandbox: forkyard exec [OPTIONS] ID CMD [ARGS...]
 
-    Standard input, output and error pass through as bytes; the exit code is the command's (125: it could not be run).
+    Standard input, output and error pass through as bytes; the exit code is the command's (125: it could not be run,
+    128 + number: it died of a signal). A paused sandbox is resumed first.
     """
+    if sandbox.startswith("-"):
+        fail(f"{sandbox}: no such option of exec", USAGE)
     command = context.args[1:] if context.args[:1] == ["--"] else context.args
     if not command:
-        fail("which command? forkyard exec ID -- CMD ARGS...", USAGE)
+        fail("which command? forkyard exec [OPTIONS] ID CMD [ARGS...]", USAGE)
+    if context.args[0].startswith("-") and context.args[0] != "--":
+        fail(f"{context.args[0]}: options stand before the sandbox: forkyard exec [OPTIONS] ID CMD", USAGE)
+    envs = pairs(env, "--env")
 
     async def work(api: Api) -> int:
-        await _make_sure_it_runs(api, sandbox)
-        async with await api.inside(sandbox) as inside:
-            return await execute(inside, command, user=user, cwd=cwd, envs=pairs(env, "--env"), stdin=True)
+        async with await api.inside(sandbox, resume_for=RESUME_FOR_S) as inside:
+            return await execute(inside, command, user=user, cwd=cwd, envs=envs, stdin=stdin)
 
     raise typer.Exit(with_api(work, failed=OWN_FAILURE))
 
@@ -152,12 +168,18 @@ def fork(
     sandbox: SandboxId,
     count: Annotated[int, typer.Option("--count", "-n", help="How many children (1 to 100).")] = 1,
     timeout: Annotated[
-        int | None, typer.Option("--timeout", "-t", help="Seconds to live; the source's by default.")
+        int | None,
+        typer.Option("--timeout", "-t", help="Seconds to live; as long as the source by default."),
     ] = None,
     output: Output = Format.AUTO,
 ) -> None:
     """Fork a running sandbox: children with its memory, processes and files, each independent from then on."""
-    results = with_api(lambda api: api.fork(sandbox, count=count, timeout=timeout))
+
+    async def work(api: Api) -> list[dict[str, Any]]:
+        seconds = timeout if timeout is not None else _left(await api.sandbox(sandbox))
+        return await api.fork(sandbox, count=count, timeout=seconds)
+
+    results = with_api(work)
     show(
         [result.get("sandbox") or {"error": result["error"]} for result in results],
         (
@@ -179,20 +201,33 @@ def timeout(
 
 
 def delete(
-    sandboxes: Annotated[list[str], typer.Argument(help="Sandbox ids.")],
+    sandboxes: Annotated[
+        list[str], typer.Argument(help="Sandbox ids.", autocompletion=complete_sandbox, show_default=False)
+    ],
 ) -> None:
-    """End sandboxes for good, running or paused."""
+    """End sandboxes for good, running or paused. All are tried; the exit code is that of the first failure."""
 
-    async def work(api: Api) -> None:
+    async def work(api: Api) -> list[ForkyardError]:
+        errors: list[ForkyardError] = []
         for sandbox in sandboxes:
-            await api.kill(sandbox)
+            try:
+                await api.kill(sandbox)
+            except ServerUnreachable:
+                raise
+            except ForkyardError as error:
+                typer.echo(f"forkyard: {plain(error.message)}", err=True)
+                errors.append(error)
+        return errors
 
-    with_api(work)
+    errors = with_api(work)
+    if errors:
+        raise typer.Exit(exit_code(errors[0]))
 
 
-async def _make_sure_it_runs(api: Api, sandbox: str) -> None:
-    if (await api.sandbox(sandbox))["state"] == "paused":
-        await api.connect(sandbox, timeout=300)
+def _left(sandbox: dict[str, Any]) -> int | None:
+    """Seconds that a sandbox has to live."""
+    ends = moment(sandbox["endAt"])
+    return None if ends is None else max(1, math.ceil((ends - datetime.now(UTC)).total_seconds()))
 
 
 def register(app: typer.Typer) -> None:

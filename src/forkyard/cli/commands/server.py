@@ -8,13 +8,16 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from forkyard.cli.running import USAGE
+from forkyard.cli.running import USAGE, fail
 from forkyard.node import settings as node_settings
 from forkyard.node.serve import run_down, run_serve
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(help="Database, snapshots, images and sockets of the server; /var/lib/forkyard by default."),
+    typer.Option(
+        resolve_path=True,
+        help="Database, snapshots, images and sockets of the server; /var/lib/forkyard by default.",
+    ),
 ]
 
 
@@ -69,6 +72,8 @@ def load_settings(**given: object) -> node_settings.Settings:
         for problem in error.errors():
             typer.echo(f"forkyard: {'.'.join(map(str, problem['loc']))}: {problem['msg']}", err=True)
         raise typer.Exit(USAGE) from None
+    except (OSError, ValueError) as error:
+        fail(f"forkyard.toml: {error}", USAGE)
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forkyard.cli.completion import complete_snapshot
+from forkyard.cli.completion import complete_snapshot, complete_template
 from forkyard.cli.options import SandboxId
 from forkyard.cli.output import Column, Format, Output, show, show_one
 from forkyard.cli.running import with_api
@@ -58,6 +58,14 @@ def delete(
     with_api(work)
 
 
+@template.command("delete")
+def delete_template(
+    references: Annotated[list[str], typer.Argument(help="Ids or names.", autocompletion=complete_template)],
+) -> None:
+    """Delete templates of the team. Sandboxes made from them are not touched."""
+    delete(references)
+
+
 @template.command("list")
 def list_templates(output: Output = Format.AUTO) -> None:
     """List the templates that this key may use."""
@@ -72,6 +80,10 @@ def list_templates(output: Output = Format.AUTO) -> None:
 
 
 def register(app: typer.Typer) -> None:
+    snapshot.command("ls", hidden=True)(list_)
+    snapshot.command("rm", hidden=True)(delete)
+    template.command("ls", hidden=True)(list_templates)
+    template.command("rm", hidden=True)(delete_template)
     app.add_typer(snapshot, name="snapshot", rich_help_panel="Snapshots and templates")
     app.add_typer(snapshot, name="snap", hidden=True)
     app.add_typer(template, name="template", rich_help_panel="Snapshots and templates")
