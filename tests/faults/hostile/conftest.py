@@ -4,6 +4,7 @@ health that runs under every test."""
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -108,6 +109,12 @@ def programs(server: ServerProcess) -> list[tuple[int, str]]:
 def resident_mb(pid: int) -> float:
     with open(f"/proc/{pid}/statm") as statm:
         return int(statm.read().split()[1]) * 4096 / (1 << 20)
+
+
+def address_of(server: ServerProcess, sandbox_id: str) -> str:
+    for path in (server.data_dir / "node" / "machines").glob(f"{sandbox_id}-*.json"):
+        return str(json.loads(path.read_text())["address"])
+    raise AssertionError(f"{sandbox_id} has no machine")
 
 
 def as_root(sandbox: Sandbox, script: str, *, timeout: float = 60) -> str:

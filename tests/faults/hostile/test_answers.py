@@ -12,34 +12,41 @@ from e2b import Sandbox
 
 from tests.e2e.server import ServerProcess
 from tests.e2e.waiting import until
-from tests.faults.hostile.conftest import as_root, programs, resident_mb
+from tests.faults.hostile.conftest import address_of, as_root, programs, resident_mb
+from tests.faults.witness import sdk
 
 pytestmark = pytest.mark.quick
 
 LIAR = r"""
 import socket, threading, time
-def endless(c, piece):
+OK = b"HTTP/1.1 200 OK\r\n"
+LENGTH = b"Content-Length: "
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+def endless(c, start, piece):
+    c.sendall(start)
     for _ in range(400000):
         c.sendall(piece)
+def plain(*pieces):
+    return lambda c: c.sendall(b"".join(pieces))
 ANSWERS = {
-    "huge-headers": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nX: " + b"a" * (8 << 20) + b"\r\nContent-Length: 0\r\n\r\n"),
-    "many-headers": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 400000 + b"\r\n"),
-    "endless-headers": lambda c: (c.sendall(b"HTTP/1.1 200 OK\r\n"), endless(c, b"A: " + b"b" * 4000 + b"\r\n")),
-    "endless-status": lambda c: (c.sendall(b"HTTP/1.1 200 "), endless(c, b"b" * 4096)),
-    "continue-flood": lambda c: endless(c, b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "early-hints-flood": lambda c: endless(c, b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"),
-    "garbage": lambda c: c.sendall(bytes(range(256)) * 100),
-    "nothing": lambda c: None,
-    "too-short": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nshort"),
-    "too-long": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nX: smuggled\r\n\r\n"),
-    "negative-length": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"),
-    "two-lengths": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 5\r\n\r\nok"),
-    "length-and-chunked": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"),
-    "bad-chunks": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n"),
-    "huge-chunk": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nok\r\n"),
-    "unasked-upgrade": lambda c: c.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nraw"),
-    "bad-status": lambda c: c.sendall(b"HTTP/1.1 99999999999 Oh\r\n\r\n"),
-    "split-header": lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nX: a\rInjected: b\r\nContent-Length: 0\r\n\r\n"),
+    "huge-headers": plain(OK, b"X: ", b"a" * (8 << 20), b"\r\n", LENGTH, b"0\r\n\r\n"),
+    "many-headers": plain(OK, b"A: b\r\n" * 400000, b"\r\n"),
+    "endless-headers": lambda c: endless(c, OK, b"A: " + b"b" * 4000 + b"\r\n"),
+    "endless-status": lambda c: endless(c, b"HTTP/1.1 200 ", b"b" * 4096),
+    "continue-flood": lambda c: endless(c, b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "early-hints-flood": lambda c: endless(c, b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"),
+    "garbage": plain(bytes(range(256)) * 100),
+    "nothing": plain(),
+    "too-short": plain(OK, LENGTH, b"1000\r\n\r\nshort"),
+    "too-long": plain(OK, LENGTH, b"2\r\n\r\nok", OK, b"X: smuggled\r\n\r\n"),
+    "negative-length": plain(OK, LENGTH, b"-1\r\n\r\n"),
+    "two-lengths": plain(OK, LENGTH, b"2\r\n", LENGTH, b"5\r\n\r\nok"),
+    "length-and-chunked": plain(OK, LENGTH, b"2\r\n", CHUNKED, b"\r\n2\r\nok\r\n0\r\n\r\n"),
+    "bad-chunks": plain(OK, CHUNKED, b"\r\nzz\r\nok\r\n"),
+    "huge-chunk": plain(OK, CHUNKED, b"\r\nffffffffffffffff\r\nok\r\n"),
+    "unasked-upgrade": plain(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nraw"),
+    "bad-status": plain(b"HTTP/1.1 99999999999 Oh\r\n\r\n"),
+    "split-header": plain(OK, b"X: a\rInjected: b\r\n", LENGTH, b"0\r\n\r\n"),
 }
 def serve(c):
     try:
@@ -64,11 +71,12 @@ LIES = [line.split('"')[1] for line in LIAR.splitlines() if line.startswith('   
 FINE = {"too-long", "too-short", "bad-chunks", "huge-chunk"}
 """Lies whose head is right: the client sees a 200, and then the end of its body or a cut."""
 
+ODD = {"length-and-chunked", "split-header"}
+"""What HTTP allows to be read in more than one way."""
+
 
 @pytest.fixture(scope="module")
 def liar(hostile_server: ServerProcess) -> Sandbox:
-    from tests.faults.witness import sdk
-
     sandbox = Sandbox.create("base", timeout=900, **sdk(hostile_server))
     sandbox.files.write("/home/user/liar.py", LIAR)
     sandbox.commands.run("setsid python3 /home/user/liar.py </dev/null >/tmp/liar.log 2>&1 &")
@@ -84,12 +92,10 @@ def test_a_lying_answer(hostile_server: ServerProcess, liar: Sandbox, lie: str) 
     assert len(body) < 1 << 20
     if lie in FINE:
         assert status == 200
+    elif lie in ODD:
+        assert status in (200, 502)
     else:
-        assert (
-            status in (200, 500, 502)
-            if lie in ("length-and-chunked", "two-lengths", "split-header")
-            else status == 502
-        )
+        assert status == 502
     if status == 502:
         assert json.loads(body)["code"] == 502
 
@@ -120,7 +126,6 @@ def ask(server: ServerProcess, sandbox: Sandbox, path: str) -> tuple[int, bytes,
 
 def test_endless_output_is_bounded_by_its_reader(hostile_server: ServerProcess, attacker: Sandbox) -> None:
     """A client that does not read must not make anybody buffer for it."""
-    attacker.commands.run("(setsid yes | nc -lk 9100 >/dev/null 2>&1 &) ; true", timeout=10)
     script = (
         "import socket, threading\n"
         "def serve(c):\n"
@@ -197,8 +202,6 @@ print(json.dumps(won))
 
 
 def test_the_port_of_the_daemon_cannot_be_taken(hostile_server: ServerProcess, attacker: Sandbox) -> None:
-    from tests.faults.hostile.test_network import address_of
-
     own = address_of(hostile_server, attacker.sandbox_id)
     won = json.loads(as_root(attacker, f"ADDRESSES = {['0.0.0.0', own]!r}\n{HIJACK}"))
     assert won == []

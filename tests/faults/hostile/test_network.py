@@ -14,7 +14,7 @@ import pytest
 from e2b import Sandbox
 
 from tests.e2e.server import ServerProcess
-from tests.faults.hostile.conftest import as_root
+from tests.faults.hostile.conftest import address_of, as_root
 from tests.faults.witness import Witness, sdk
 
 pytestmark = pytest.mark.quick
@@ -123,12 +123,6 @@ def host_addresses() -> list[str]:
     return sorted(found)
 
 
-def address_of(server: ServerProcess, sandbox_id: str) -> str:
-    for path in (server.data_dir / "node" / "machines").glob(f"{sandbox_id}-*.json"):
-        return str(json.loads(path.read_text())["address"])
-    raise AssertionError(f"{sandbox_id} has no machine")
-
-
 def test_nothing_of_the_host_or_of_others_can_be_reached(
     hostile_server: ServerProcess, victim: Witness, attacker: Sandbox, listener: Listener
 ) -> None:
@@ -227,7 +221,9 @@ def test_internal_routes_of_the_daemon_are_not_for_the_inside(
             {},
             {"X-Forwarded-For": gateway, "X-Real-IP": gateway, "Forwarded": f"for={gateway}"},
         ):
-            script = f"{extra}ADDRESSES = ['127.0.0.1', '{own}', '::1']\nPATHS = {PATHS!r}\nHEADERS = {headers!r}\n{INTERNAL}"
+            addresses = ["127.0.0.1", own, "::1"]
+            given = f"ADDRESSES = {addresses!r}\nPATHS = {PATHS!r}\nHEADERS = {headers!r}\n"
+            script = extra + given + INTERNAL
             assert json.loads(as_root(attacker, script)) == []
 
 
