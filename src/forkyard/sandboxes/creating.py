@@ -63,7 +63,7 @@ async def create(core: Core, pool: WarmPool, team_id: str, request: NewSandbox) 
         return known
     core.admission.check_disk()
     core.admission.check_rate(team_id, 1)
-    with core.telemetry.stage("create", "total"):
+    with core.telemetry.stage("create", "total"), pool.creates.first():
         while True:
             sandbox = new_row(core, team_id, snapshot, request, template_name=name)
             token = sandbox.transition or ""

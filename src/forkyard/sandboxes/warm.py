@@ -15,6 +15,7 @@ from forkyard.base.backoff import Backoff
 from forkyard.base.errors import ForkyardError
 from forkyard.base.ids import new_short_id
 from forkyard.base.logging import get_logger
+from forkyard.base.precedence import Precedence
 from forkyard.sandboxes.core import Core
 from forkyard.sandboxes.driver import EgressPolicy, Handle, MachineLost
 from forkyard.sandboxes.endings import remove_behind, remove_machine
@@ -25,6 +26,9 @@ log = get_logger(__name__)
 
 WARM_PREFIX = "warm-"
 _HEALTH_RETRY_S = 0.02
+_QUIET_S = 0.02
+_MOST_STOOD_BACK_S = 0.5
+"""Under creates without end the pool is filled all the same, if slowly."""
 DEFAULT_EGRESS = EgressPolicy(allow=(), deny=(), allow_internet=True)
 
 
@@ -39,6 +43,8 @@ class WarmPool:
         self._failing: dict[str, _Failing] = {}
         self._wake = asyncio.Event()
         self._paused = False
+        self.creates = Precedence()
+        """Creates that somebody waits for: a restore beside them would take the cores that they need."""
 
     def target(self, snapshot: Snapshot, count: int) -> None:
         """Keep `count` machines of this snapshot ready; 0 lets them go."""
@@ -107,6 +113,7 @@ class WarmPool:
                 await remove_machine(self._core, ready.pop(0))
                 return True
             if len(ready) < wanted and not self._paused and self._may_try(snapshot_id):
+                await self.creates.stand_back(quiet_s=_QUIET_S, at_most_s=_MOST_STOOD_BACK_S)
                 await self._fill(self._snapshots[snapshot_id])
                 return True
         return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from forkyard.base.clock import Clock
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
+from forkyard.base.precedence import Precedence
 from forkyard.host.addresses import Slot
 from forkyard.sandboxes.driver import Shape
 
@@ -19,6 +20,11 @@ log = get_logger(__name__)
 
 _DEMAND_S = 300.0
 """A shape that nobody asked for in this time is let go."""
+
+_QUIET_S = 0.03
+"""After an operation of the driver the caller has still something to do: 10 to 20 ms."""
+
+_MOST_STOOD_BACK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Empties:
         self._wanted: dict[Shape, int] = {}
         self._asked: dict[Shape, float] = {}
         self._wake = asyncio.Event()
+        self.operations = Precedence()
+        """Operations on machines that somebody waits for."""
 
     def demand(self, shape: Shape, count: int) -> None:
         """Keep `count` ready, for as long as the shape is asked for now and then."""
@@ -111,6 +119,7 @@ class Empties:
                 wanted = self._wanted[shape] = 0
             ready = self._ready.setdefault(shape, [])
             if len(ready) < wanted:
+                await self.operations.stand_back(quiet_s=_QUIET_S, at_most_s=_MOST_STOOD_BACK_S)
                 ready.append(await self._make(shape))
                 return True
             if len(ready) > wanted:

@@ -109,6 +109,10 @@ class Machines:
                 raise
 
     async def restore(self, spec: MachineSpec, directory: Path) -> tuple[MachineRecord, Container]:
+        with self.empties.operations.first():
+            return await self._restore_anywhere(spec, directory)
+
+    async def _restore_anywhere(self, spec: MachineSpec, directory: Path) -> tuple[MachineRecord, Container]:
         async with self._turns.of(spec.name):
             self._check_new(spec.name)
             empty = self.empties.take(spec.shape)
@@ -142,7 +146,10 @@ class Machines:
         async with self._turns.of(name):
             record = self.known(name)
             runtime = await self._runtimes.get(record.shape.runtime)
-            return record, await runtime.checkpoint(record.container, directory, leave_running=leave_running)
+            with self.empties.operations.first():
+                return record, await runtime.checkpoint(
+                    record.container, directory, leave_running=leave_running
+                )
 
     async def destroy(self, name: str) -> None:
         record = self.records.get(name)
