@@ -145,7 +145,10 @@ def _fork(story: Story, made: list[Sandbox]) -> None:
 
     def fork() -> str:
         for result in made[0].fork(count=4):
-            _check(isinstance(result, Sandbox) or getattr(result, "sandbox", None) is not None, f"a fork failed: {result}")
+            _check(
+                isinstance(result, Sandbox) or getattr(result, "sandbox", None) is not None,
+                f"a fork failed: {result}",
+            )
             children.append(result if isinstance(result, Sandbox) else result.sandbox)
         made.extend(children)
         return f"{len(children)} children of the running machine"
@@ -248,12 +251,16 @@ def _point_sdk_at(data_dir: Path, port: int) -> None:
 
 def _clean_up(data_dir: Path) -> None:
     started = time.perf_counter()
-    done = subprocess.run([FORKYARD, "down", "--data-dir", str(data_dir), "--quiet"], capture_output=True, text=True)
+    done = subprocess.run(
+        [FORKYARD, "down", "--data-dir", str(data_dir), "--quiet"], capture_output=True, text=True
+    )
     if done.returncode != 0:
         console.print(f"[red]clean-up failed[/]: {done.stderr.strip()}\nsee {data_dir}")
         raise SystemExit(1)
     shutil.rmtree(data_dir, ignore_errors=True)
-    console.print(f"[green]✓[/] cleaned up [dim]{time.perf_counter() - started:.1f} s[/]: no process, namespace, mount or file stays")
+    console.print(
+        f"[green]✓[/] cleaned up [dim]{time.perf_counter() - started:.1f} s[/]: no process, namespace, mount or file stays"
+    )
 
 
 def _free_port() -> int:
