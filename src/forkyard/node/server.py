@@ -23,6 +23,7 @@ from forkyard.node.edge_client import EdgeClient
 from forkyard.node.edge_supervisor import EdgeSupervisor
 from forkyard.node.events import MachineEvents
 from forkyard.node.loop_lag import LoopLag
+from forkyard.node.pressure import MemoryPressure
 from forkyard.node.readiness import Readiness
 from forkyard.node.reconcile import Reconciler
 from forkyard.node.routes import EdgeRoutes
@@ -231,6 +232,7 @@ class Server:
         self._loops.start("edge", self._edge.run)
         self._loops.start("expiry", self._expiry.run)
         self._loops.start("warm-pool", self._pool.run)
+        self._loops.start("pressure", MemoryPressure(self._pool, self._clock).run)
         self._loops.start("samples", self._samples.run)
         self._loops.start("reconcile", self._reconciler.run)
         self._loops.start("key-usage", self._auth.usage.run)

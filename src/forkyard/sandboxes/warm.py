@@ -42,7 +42,7 @@ class WarmPool:
         self._ready: dict[str, list[Handle]] = {}
         self._failing: dict[str, _Failing] = {}
         self._wake = asyncio.Event()
-        self._paused = False
+        self._held = False
         self.creates = Precedence()
         """Creates that somebody waits for: a restore beside them would take the cores that they need."""
 
@@ -59,9 +59,9 @@ class WarmPool:
         """How many wait, by snapshot id."""
         return {snapshot_id: len(handles) for snapshot_id, handles in self._ready.items()}
 
-    def hold(self, paused: bool) -> None:
-        """Stop filling (under memory pressure), or go on."""
-        self._paused = paused
+    def hold(self, held: bool) -> None:
+        """Let all of them go and fill no more (memory is low), or go on."""
+        self._held = held
         self._wake.set()
 
     def claim(self, snapshot_id: str) -> Handle | None:
@@ -109,10 +109,11 @@ class WarmPool:
         """Make or end one machine; False when there is nothing to do now."""
         for snapshot_id, wanted in list(self._targets.items()):
             ready = self._ready.setdefault(snapshot_id, [])
+            wanted = 0 if self._held else wanted
             if len(ready) > wanted:
                 await remove_machine(self._core, ready.pop(0))
                 return True
-            if len(ready) < wanted and not self._paused and self._may_try(snapshot_id):
+            if len(ready) < wanted and self._may_try(snapshot_id):
                 await self.creates.stand_back(quiet_s=_QUIET_S, at_most_s=_MOST_STOOD_BACK_S)
                 await self._fill(self._snapshots[snapshot_id])
                 return True
@@ -142,7 +143,7 @@ class WarmPool:
         now = self._core.clock.monotonic()
         waits = [f.until - now for i, f in self._failing.items() if self._targets.get(i) and f.until > now]
         tasks: set[asyncio.Task[Any]] = {asyncio.create_task(self._wake.wait())}
-        if waits and not self._paused:
+        if waits and not self._held:
             tasks.add(asyncio.create_task(self._core.clock.sleep(min(waits))))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
