@@ -44,7 +44,9 @@ def test_a_timed_out_command_ends_with_its_whole_tree(sandbox: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         sandbox.commands.run("setsid sleep 987 & sleep 986", timeout=1)
     left = until(
-        lambda: [p] if not (p := sandbox.commands.run("pgrep -f 'sleep 98[67]' || true").stdout.strip()) else None,
+        lambda: (
+            [p] if not (p := sandbox.commands.run("pgrep -f 'sleep 98[67]' || true").stdout.strip()) else None
+        ),
         "both sleeps are gone",
     )
     assert left == [""]
@@ -56,10 +58,15 @@ def test_pause_and_resume_keep_memory_processes_and_files(sandbox: Sandbox) -> N
         sandbox.files.write(f"/home/user/f{round_}", str(round_))
         sandbox.pause()
         assert Sandbox.connect(sandbox.sandbox_id, timeout=300).sandbox_id == sandbox.sandbox_id
-        now = until(lambda: c if (c := count_of(sandbox)) and c[1] > before else None, "the counter went on")
+        now = until(
+            lambda least=before: c if (c := count_of(sandbox)) and c[1] > least else None,
+            "the counter went on",
+        )
         assert now[0] == pid
         before = now[1]
-        assert [sandbox.files.read(f"/home/user/f{i}") for i in range(round_ + 1)] == [str(i) for i in range(round_ + 1)]
+        assert [sandbox.files.read(f"/home/user/f{i}") for i in range(round_ + 1)] == [
+            str(i) for i in range(round_ + 1)
+        ]
 
 
 def test_a_second_pause_says_so_and_a_paused_sandbox_is_not_running(sandbox: Sandbox) -> None:
@@ -77,11 +84,16 @@ def test_forked_children_diverge(sandbox: Sandbox) -> None:
     try:
         for index, child in enumerate(children):
             child.files.write("/home/user/who", str(index))
-            now = until(lambda c=child: x if (x := count_of(c)) and x[1] > before else None, "the child counts")
+            now = until(
+                lambda c=child: x if (x := count_of(c)) and x[1] > before else None, "the child counts"
+            )
             assert now[0] == pid
         assert [child.files.read("/home/user/who") for child in children] == ["0", "1", "2"]
         assert not sandbox.files.exists("/home/user/who")
-        names = {s.commands.run("cat /etc/hostname /etc/machine-id /proc/sys/kernel/random/boot_id").stdout for s in [sandbox, *children]}
+        names = {
+            s.commands.run("cat /etc/hostname /etc/machine-id /proc/sys/kernel/random/boot_id").stdout
+            for s in [sandbox, *children]
+        }
         assert len(names) == 4
         randoms = {s.commands.run("head -c 16 /dev/urandom | base64").stdout for s in [sandbox, *children]}
         assert len(randoms) == 4
