@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import select
 
 from forkyard.base.crashpoints import crash_hook
 from forkyard.sandboxes.core import Core, identity_of
@@ -93,8 +95,13 @@ class World:
     async def create(self, team_id: str = TEAM, template: str = "base", **request: Any) -> Sandbox:
         return await self.server.sandboxes.create(team_id, NewSandbox(template, **request))
 
-    def core_files(self) -> Path:
-        """The folder of all snapshots."""
+    async def all_rows(self) -> Sequence[Sandbox]:
+        """Every record, those of ended sandboxes too."""
+        async with self._database.read() as session:
+            return (await session.scalars(select(Sandbox))).all()
+
+    @property
+    def snapshot_folder(self) -> Path:
         return self._path / "snapshots"
 
     def machine(self, sandbox_id: str) -> FakeMachine:
@@ -218,6 +225,3 @@ async def _snapshot_problems(server: Server, rows: Any) -> list[str]:
     if there != {snapshot.id for snapshot in snapshots}:
         problems.append(f"directories without a record: {there - {s.id for s in snapshots}}")
     return problems
-
-
-MakeWorld = Callable[..., Any]
