@@ -62,6 +62,6 @@ printf 'nameserver 8.8.8.8\nnameserver 1.1.1.1\n' >"$tree/etc/resolv.conf"
 rm -rf "$tree"/dev/* "$tree"/var/lib/apt/lists/* "$tree"/var/cache/apt/* "$tree"/var/cache/debconf/*-old \
 	"$tree"/var/cache/ldconfig/* "$tree"/var/cache/adduser/* "$tree"/var/log/* "$tree"/etc/apt/apt.conf.d/99mmdebstrap \
 	"$tree"/etc/dpkg/dpkg.cfg.d/99mmdebstrap "$tree"/etc/*- "$tree"/var/lib/dpkg/*-old "$tree"/var/lib/dpkg/lock* \
-	"$tree"/var/lib/dpkg/triggers/Lock "$tree"/root/.cache "$tree"/root/.npm "$tree"/run/lock
+	"$tree"/var/lib/dpkg/triggers/Lock "$tree/root"/.cache "$tree/root"/.npm "$tree"/run/lock
 mkdir -p "$tree/var/log/apt" "$tree/var/cache/apt/archives/partial" "$tree/var/lib/apt/lists/partial"
 mkdir -m 1777 "$tree/run/lock"
