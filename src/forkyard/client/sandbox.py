@@ -148,13 +148,17 @@ def _user(user: str | None) -> dict[str, str]:
 
 
 async def _events(stream: AsyncIterator[dict[str, Any]]) -> AsyncIterator[ProcessEvent]:
+    """Events up to the end of the process. Raises StreamBroken when the stream ends without saying that."""
+    last: ProcessEvent | None = None
     async for message in stream:
         try:
             events = list(_parse(message.get("event") or {}))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StreamBroken("the sandbox sent what is no process event") from error
-        for event in events:
-            yield event
+        for last in events:
+            yield last
+    if not isinstance(last, Ended):
+        raise StreamBroken("the sandbox did not say how the process ended")
 
 
 def _parse(event: Mapping[str, Any]) -> Iterator[ProcessEvent]:
@@ -162,7 +166,7 @@ def _parse(event: Mapping[str, Any]) -> Iterator[ProcessEvent]:
         yield Started(int(event["start"]["pid"]))
     elif "data" in event:
         for name, data in event["data"].items():
-            yield Output(str(name), base64.b64decode(data))
+            yield Output(str(name), base64.b64decode(data, validate=True))
     elif "end" in event:
         yield _ended(event["end"])
 
