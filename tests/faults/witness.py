@@ -20,10 +20,13 @@ import os, sys, time
 n = int(sys.argv[1])
 while True:
     n += 1
-    with open("/tmp/.count", "w") as out:
-        out.write(f"{os.getpid()} {n}")
-    os.rename("/tmp/.count", "/tmp/count")
-    time.sleep(0.02)
+    try:
+        with open("/tmp/.count", "w") as out:
+            out.write(f"{os.getpid()} {n}")
+        os.rename("/tmp/.count", "/tmp/count")
+    except OSError:  # the disk is full
+        pass
+    time.sleep(0.2)
 """
 
 

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -153,12 +154,21 @@ func run(o options) error {
 	}
 }
 
-// listen takes all addresses, of both families where the sandbox has IPv6.
+// listen takes all addresses, of both families where the sandbox has IPv6. It takes them for itself: with
+// the address reuse that Go switches on, gVisor lets any program listen on one of the same addresses and have
+// what is meant for us.
 func listen(port int) (net.Listener, error) {
-	listener, err := net.Listen("tcp", ":"+strconv.Itoa(port))
+	alone := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
+		var failure error
+		err := conn.Control(func(fd uintptr) {
+			failure = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 0)
+		})
+		return errors.Join(err, failure)
+	}}
+	listener, err := alone.Listen(context.Background(), "tcp", ":"+strconv.Itoa(port))
 	if err != nil {
 		var err4 error
-		if listener, err4 = net.Listen("tcp4", ":"+strconv.Itoa(port)); err4 != nil {
+		if listener, err4 = alone.Listen(context.Background(), "tcp4", ":"+strconv.Itoa(port)); err4 != nil {
 			return nil, errors.Join(err, err4)
 		}
 	}

@@ -302,14 +302,15 @@ def test_tokens_open_nothing_but_their_own(
 def test_the_tokens_of_the_server_are_not_inside(hostile_server: ServerProcess, attacker: Sandbox) -> None:
     key = hostile_server.api_key
     script = (
-        "import os\nfound = []\n"
-        "for root in ('/run', '/etc', '/usr/lib/forkyard', '/proc/1', '/proc/self'):\n"
-        "    for folder, names, files in os.walk(root):\n"
-        "        for name in files:\n"
-        "            try:\n"
-        f"                if b'{key[4:]}' in open(os.path.join(folder, name), 'rb').read(1 << 20): found.append(name)\n"
-        "            except OSError: pass\n"
-        "        if folder.count('/') > 4: names.clear()\n"
+        f"import os, stat\nfound = []\nkey = '{key[4:12]}' + '{key[12:]}'\n"
+        "paths = ['/proc/1/environ', '/proc/1/cmdline', '/proc/self/mountinfo']\n"
+        "for root in ('/run', '/etc', '/usr/lib/forkyard', '/root', '/home', '/var/lib/forkyard'):\n"
+        "    for folder, _, files in os.walk(root): paths += [os.path.join(folder, name) for name in files]\n"
+        "for path in paths:\n"
+        "    try:\n"
+        "        if stat.S_ISREG(os.lstat(path).st_mode):\n"
+        "            if key in open(path, errors='replace').read(1 << 20): found.append(path)\n"
+        "    except OSError: pass\n"
         "print(found)"
     )
     assert as_root(attacker, script).strip() == "[]"
