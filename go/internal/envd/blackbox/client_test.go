@@ -188,7 +188,7 @@ func (s *stream) next() object {
 		s.ended = true
 		s.err, _ = message["error"].(object)
 		if n, err := s.body.Read(prefix[:]); n != 0 || !errors.Is(err, io.EOF) {
-			s.t.Fatalf("data after the end of the stream")
+			s.t.Fatalf("after the end of the stream came %d bytes, %v", n, err)
 		}
 		return nil
 	}

@@ -3,6 +3,7 @@ package blackbox
 import (
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -169,6 +170,18 @@ func TestFilesAreTouchedWithTheRightsOfTheUser(t *testing.T) {
 	out := shared.output(t, call{}, "cd "+dir+"/open && stat -c '%U %a' deep deep/er up up/load; cat ../private/f roots")
 	if out != "nobody 755\nnobody 755\nnobody 755\nnobody 644\ns\nr\n" {
 		t.Fatalf("%q", out)
+	}
+	// A directory directly below / is the exception; a file there is none.
+	top := "/envd-test-top-" + filepath.Base(dir)
+	t.Cleanup(func() { shared.rpc(t, call{}, fsService+"Remove", object{"path": top}) })
+	if res := shared.put(t, filesURL(top+"/sub/f", "username", "nobody"), strings.NewReader("x")); res.status != 200 {
+		t.Fatalf("%d %s", res.status, res.body)
+	}
+	if out := shared.output(t, call{}, "stat -c '%U %a' "+top+" "+top+"/sub/f"); out != "nobody 755\nnobody 644\n" {
+		t.Fatalf("%q", out)
+	}
+	if res := shared.put(t, filesURL(top+"-file", "username", "nobody"), strings.NewReader("x")); res.status != 403 {
+		t.Fatalf("%d %s", res.status, res.body)
 	}
 	// envd itself has its own rights again.
 	shared.ok(t, call{}, fsService+"Stat", object{"path": dir + "/private/f"})

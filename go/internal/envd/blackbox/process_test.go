@@ -480,7 +480,10 @@ func TestRequestMayStayOpenWhileTheAnswerStreams(t *testing.T) {
 	}
 	s := &stream{t: t, body: res.Body, cancel: func() { _ = writer.Close() }}
 	t.Cleanup(s.close)
-	if cmd := follow(t, s).wait(); cmd.stdout.String() != "hi\n" {
-		t.Fatalf("%q", cmd.stdout.String())
+	cmd := follow(t, s)
+	cmd.until(&cmd.stdout, "hi\n")
+	_ = writer.Close()
+	if cmd.wait(); cmd.end["exited"] != true {
+		t.Fatalf("%v", cmd.end)
 	}
 }

@@ -82,20 +82,13 @@ func checkWritable(c content) error {
 // openTarget opens the file for writing with the rights of the user, and makes it and its directories if
 // they are missing. An existing file is not changed.
 func openTarget(user users.User, path string) (*target, error) {
-	to := &target{}
-	err := asuser.Run(user, func() error {
+	to, err := openIn(user, path)
+	if errors.Is(err, fs.ErrNotExist) {
 		if err := filesystem.MakeDirs(filepath.Dir(path), user); err != nil {
-			return err
+			return nil, err
 		}
-		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-		if errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrPermission) && exists(path) {
-			file, to.isNew, err = openExisting(path)
-		} else {
-			to.isNew = err == nil
-		}
-		to.file = file
-		return err
-	})
+		to, err = openIn(user, path)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +99,22 @@ func openTarget(user users.User, path string) (*target, error) {
 	}
 	to.size, to.uid = stat.Size, stat.Uid
 	return to, nil
+}
+
+// openIn is openTarget for a directory that exists.
+func openIn(user users.User, path string) (*target, error) {
+	to := &target{}
+	err := asuser.Run(user, func() error {
+		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrPermission) && exists(path) {
+			file, to.isNew, err = openExisting(path)
+		} else {
+			to.isNew = err == nil
+		}
+		to.file = file
+		return err
+	})
+	return to, err
 }
 
 // exists tells a file in a directory where no new one may be made.

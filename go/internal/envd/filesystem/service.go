@@ -116,7 +116,7 @@ func (s *Service) makeDir(_ context.Context, r *http.Request, req *pathRequest) 
 	if err != nil {
 		return nil, err
 	}
-	if err := asuser.Run(c.user, func() error { return makeDir(path, c.user) }); err != nil {
+	if err := makeDir(path, c.user); err != nil {
 		return nil, coded(err)
 	}
 	s.Watchers.Settle()
@@ -136,7 +136,7 @@ func (s *Service) move(_ context.Context, r *http.Request, req *moveRequest) (*e
 	if err != nil {
 		return nil, err
 	}
-	if err := asuser.Run(c.user, func() error { return move(source, destination, c.user) }); err != nil {
+	if err := move(source, destination, c.user); err != nil {
 		return nil, coded(err)
 	}
 	s.Watchers.Settle()
