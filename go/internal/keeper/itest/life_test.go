@@ -287,3 +287,14 @@ func TestVolumeSlot(t *testing.T) {
 		t.Errorf("what the sandbox wrote: %v, %v", info, err)
 	}
 }
+
+// The build puts gVisor's seccomp programs in; without them every start compiles them again, which nothing else shows.
+func TestSeccompIsPrecompiled(t *testing.T) {
+	w := newWorld(t, "--debug")
+	w.run("a", w.slot())
+	log, err := os.ReadFile(filepath.Join(w.dir, "root/a/debug.boot.log"))
+	must(t, err)
+	if !strings.Contains(string(log), "Loaded precompiled seccomp instructions") {
+		t.Error("the sandbox did not use a precompiled program")
+	}
+}

@@ -12,6 +12,8 @@
 //   - urpc: an answer has no size limit, and the sandbox is hostile.
 //   - network.go: runsc leaves its copy of the sandbox's packet socket open until it exits. In a process that does not
 //     exit it stays in the fanout group of the interface and swallows its share of the next sandbox's packets.
+//   - filters.go: a precompiled program would have the pid of whoever compiled it in one rule, so that no two builds
+//     were alike. The variable for the sandbox's own pid is there already.
 package main
 
 import (
@@ -58,6 +60,16 @@ var BeforeStart func(cmd *exec.Cmd) (after func(error), err error)
 	}()
 	log.Debugf("Setting up network, config: %+v", args)
 `,
+	},
+	{
+		file: "gvisor.dev/gvisor/pkg/sentry/platform/systrap/filters.go",
+		old:  "seccomp.EqualTo(os.Getpid()),",
+		new:  `seccomp.EqualTo(vars.GetUint64("self_pid")),`,
+	},
+	{
+		file: "gvisor.dev/gvisor/pkg/sentry/platform/systrap/filters.go",
+		old:  "import (\n\t\"os\"\n\n",
+		new:  "import (\n",
 	},
 	{
 		file: "gvisor.dev/gvisor/pkg/control/client/client.go",
