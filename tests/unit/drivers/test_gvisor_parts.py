@@ -183,6 +183,22 @@ async def test_binaries_are_kept_by_content(tmp_path: Path) -> None:
         await hashes.check(binaries.path("envd", "0" * 64), "0" * 64, "envd")
 
 
+async def test_a_link_to_a_file_is_no_change_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers share images by links: one that starts must not have the others read theirs again."""
+    path, hashes = tmp_path / "image", FileHashes()
+    path.write_text("content")
+    sha256 = await hashes.sha256(path)
+    monkeypatch.setattr("forkyard.drivers.gvisor.binaries._sha256", lambda _path: "read again")
+    os.link(path, tmp_path / "link")
+    assert await hashes.sha256(path) == sha256
+    (tmp_path / "link").unlink()
+    assert await hashes.sha256(path) == sha256
+    stat = path.stat()
+    path.write_text("another")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert await hashes.sha256(path) == "read again"
+
+
 def test_container_files(tmp_path: Path) -> None:
     files = ContainerFiles(tmp_path / "a")
     assert files.phase() is None
