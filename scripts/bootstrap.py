@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "src")]
 
-from setup.packages import MachinePackages, NginxPackage  # noqa: E402
+from setup.packages import MachinePackages, NginxPackage, WrkPackage  # noqa: E402
 from setup.programs import BaseImage, GoToolchain, Programs  # noqa: E402
 from setup.python import JavaScriptPackages, PythonPackages, Uv  # noqa: E402
 from setup.steps import Step, StepError, run_steps  # noqa: E402
@@ -32,7 +32,8 @@ def main() -> int:
     if options.dev:
         steps.append(JavaScriptPackages(python))
     if options.bench:
-        steps.append(NginxPackage(after=[packages]))
+        nginx = NginxPackage(after=[packages])
+        steps += [nginx, WrkPackage(after=[nginx])]
     os.umask(0o022)
     try:
         run_steps(steps, ROOT / "build" / "log")

@@ -105,5 +105,22 @@ class NginxPackage(Step):
         shutil.rmtree(scratch)
 
 
+class WrkPackage(Step):
+    """wrk, which loads the edge in the benchmarks."""
+
+    name = "wrk"
+
+    def is_done(self) -> bool:
+        return shutil.which("wrk") is not None
+
+    def describe(self) -> str:
+        return "installing wrk for the benchmarks"
+
+    def run(self) -> None:
+        self.command("apt-get", *_APT_OPTIONS, "update", env=_APT_ENV)
+        command = ("apt-get", *_APT_OPTIONS, "install", "--yes", "--no-install-recommends", "wrk")
+        self.command(*command, env=_APT_ENV)
+
+
 def _has_postgresql() -> bool:
     return any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or shutil.which("initdb") is not None
