@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.measuring import Row
 
 ROOT = Path(__file__).resolve().parent
+_BEGIN, _END = "<!-- latest -->", "<!-- /latest -->"
 LATEST = ROOT / "results" / "latest.json"
 
 
@@ -56,7 +57,47 @@ def save(rows: Sequence[Row], failed: dict[str, str], load: Sequence[float], *, 
         "failed": failed,
     }
     LATEST.write_text(json.dumps(document, indent=1) + "\n")
+    refresh_readme()
     print(f"written to {LATEST.relative_to(ROOT.parent)}", file=sys.stderr)
+
+
+def refresh_readme() -> None:
+    """Put the table of `results/latest.json` into the README, between its marks."""
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text().split(_BEGIN)
+    _old, after = rest.split(_END)
+    readme.write_text(f"{before}{_BEGIN}\n{markdown(json.loads(LATEST.read_text()))}\n{_END}{after}")
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The machine, the table, and the misses."""
+    host, used = document["machine"], document["versions"]
+    lines = [
+        f"Commit {document['commit']}, {document['measured_at']}. {host['cpu']}, {host['cores']} cores, "
+        f"{host['memory_gib']} GiB, Linux {host['kernel']}, `rcu_expedited` {host['rcu_expedited']}, "
+        f"load average {document['load'][0]} to {document['load'][-1]}; e2b {used['e2b']}, Python {used['python']}, "
+        f"{used['nginx']}.",
+        "",
+        "| row | p50 | p95 | unit | floor | ratio | bar | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        cells = [
+            row["name"],
+            _number(row["value"]),
+            _number(row["p95"]),
+            row["unit"],
+            _number(row["floor"]),
+            ratio,
+        ]
+        lines.append(
+            "| " + " | ".join([*cells, row["bar_says"], "met" if row["met"] else "**missed**"]) + " |"
+        )
+    missed = [row["name"] for row in document["rows"] if not row["met"]]
+    lines += ["", f"Missed: {', '.join(missed) or 'none'}."]
+    lines += [f"`{name}` could not be measured: {reason}" for name, reason in document["failed"].items()]
+    return "\n".join(lines)
 
 
 def machine() -> dict[str, Any]:
@@ -111,3 +152,7 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    refresh_readme()
