@@ -47,6 +47,11 @@ class Deadlines:
         self._changed = asyncio.Event()
         self._waiting_until: datetime | None = None
 
+    @property
+    def resting(self) -> bool:
+        """Whether the loop waits, having seen every change so far."""
+        return self._waiting_until is not None and not self._changed.is_set()
+
     def moved(self, end_at: datetime) -> None:
         if self._waiting_until is None or end_at < self._waiting_until:
             self._changed.set()

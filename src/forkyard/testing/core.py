@@ -232,6 +232,14 @@ class Server:
                 else:
                     await asyncio.sleep(0.001)  # A thread or a socket, then.
 
+    async def let_expiry_rest(self) -> None:
+        """Let the expiry loop do what is due now, until it waits for the clock."""
+        for _ in range(_IDLE_PASSES):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(_PATIENCE_S):
+            while not self.core.deadlines.resting:
+                await asyncio.sleep(0.0005)
+
     async def tidy(self) -> None:
         """What the node does now and then: finish what was left, until nothing is."""
         self.host.faults.clear()
