@@ -80,8 +80,8 @@ async def run_command(
     """
     args = tuple(str(arg) for arg in argv)
     async with AsyncExitStack() as stack:
-        out = await _Output.open(stack, max_output)
-        err = await _Output.open(stack, max_output)
+        out = _Output.open(stack, max_output)
+        err = _Output.open(stack, max_output)
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 *args,
@@ -117,35 +117,48 @@ class _Output:
     """A pipe for one output stream, and what is kept of it.
 
     Not asyncio's own pipes: with those, waiting for a program's end waits for the end of its output as well, which a
-    descendant of it can keep open.
+    descendant of it can keep open. And no transport: uvloop's closes a pipe twice, the second time whatever another
+    thread has opened under that number meanwhile.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, write_end: FileIO, limit: int) -> None:
+    def __init__(self, read_end: FileIO, write_end: FileIO, limit: int) -> None:
         self.write_end = write_end
         self.kept = bytearray()
         self.cut = False
-        self._reader = reader
+        self._read_end = read_end
         self._limit = limit
 
     @classmethod
-    async def open(cls, stack: AsyncExitStack, limit: int) -> "_Output":
+    def open(cls, stack: AsyncExitStack, limit: int) -> "_Output":
         read_end, write_end = os.pipe()
-        writer = stack.enter_context(FileIO(write_end, "w"))
-        reader = asyncio.StreamReader()
-        # The transport owns the read end from here on, and closes it in its own time.
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), FileIO(read_end, "r")
+        os.set_blocking(read_end, False)
+        return cls(
+            stack.enter_context(FileIO(read_end, "r")), stack.enter_context(FileIO(write_end, "w")), limit
         )
-        stack.callback(transport.close)
-        return cls(reader, writer, limit)
 
     async def read(self) -> None:
         """Read to the end, that is until all who have the write end have closed it."""
         self.write_end.close()
-        while chunk := await self._reader.read(_CHUNK):
+        loop = asyncio.get_running_loop()
+        fd = self._read_end.fileno()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def on_readable() -> None:
+            chunk = self._read_end.read(_CHUNK)
+            if chunk is None or ended.done():  # nothing there after all
+                return
+            if not chunk:
+                ended.set_result(None)
+                return
             room = self._limit - len(self.kept)
             self.kept += chunk[:room]
             self.cut = self.cut or len(chunk) > room
+
+        loop.add_reader(fd, on_readable)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(fd)
 
 
 def _file_with(stack: AsyncExitStack, data: bytes) -> FileIO:
