@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from forkyard.cli.commands import server
+from forkyard.cli.commands import doctor, server
 from forkyard.cli.main import app
 from forkyard.client import http
 
@@ -101,6 +101,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def server_commands() -> None:
     """`main` adds them only when they are called for."""
     server.register(app)
+    doctor.register(app)
 
 
 Run = Callable[..., Result]
