@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from forkyard.base import subprocess
 from forkyard.base.subprocess import CommandFailed, CommandTimeout, run_command
 
 
@@ -112,3 +113,22 @@ async def test_nor_does_one_that_left_the_group(tmp_path: Path) -> None:
         )
     assert (result.returncode, result.stdout) == (0, b"out\n")
     os.kill(await read_pid(pid_file), signal.SIGKILL)
+
+
+async def test_no_descriptor_is_closed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time it may be one that another thread has just opened."""
+    twice: list[int] = []
+
+    class Watched(subprocess.FileIO):
+        def close(self) -> None:
+            if not self.closed:
+                try:
+                    os.fstat(self.fileno())
+                except OSError:
+                    twice.append(self.fileno())
+            super().close()
+
+    monkeypatch.setattr(subprocess, "FileIO", Watched)
+    result = await run_command(["cat"], stdin=b"text", timeout=10)
+    assert result.stdout == b"text"
+    assert twice == []
