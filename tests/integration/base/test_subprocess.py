@@ -131,4 +131,6 @@ async def test_no_descriptor_is_closed_twice(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(subprocess, "FileIO", Watched)
     result = await run_command(["cat"], stdin=b"text", timeout=10)
     assert result.stdout == b"text"
+    for _ in range(50):  # what is closed behind the call
+        await asyncio.sleep(0)
     assert twice == []
