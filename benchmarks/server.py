@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -49,12 +50,11 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for row in self.client.call("GET", "/v2/sandboxes?limit=100&state=running,paused"):
-            self.client.call("DELETE", f"/sandboxes/{row['sandboxID']}")
-        self.client.close()
-        self.process.__exit__(kind, error, trace)
-        if kind is None:
-            self.data_dir.parent.rmdir()
+        try:
+            self.client.close()
+            self.process.__exit__(kind, error, trace)
+        finally:
+            shutil.rmtree(self.data_dir.parent, ignore_errors=True)
 
     def new_client(self) -> Client:
         return Client(self.process.port, self.process.api_key)
