@@ -12,8 +12,6 @@ from tests.e2e.server import ServerProcess
 from tests.faults.hostile.conftest import DISK_MB, MEMORY_MB
 from tests.faults.witness import Witness
 
-pytestmark = pytest.mark.quick
-
 MEMORY_BOMB = """
 import mmap
 held = []
@@ -42,6 +40,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.quick
 def test_own_sizes_are_shown(attacker: Sandbox) -> None:
     free = int(attacker.commands.run("free -m | awk '/^Mem/ {print $2}'").stdout)
     assert MEMORY_MB * 0.8 < free <= MEMORY_MB * 1.05
@@ -50,6 +49,7 @@ def test_own_sizes_are_shown(attacker: Sandbox) -> None:
         assert DISK_MB * 0.8 < size <= DISK_MB * 1.05, f"df {path} says {size} MB"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("bomb", [FAST_BOMB, MEMORY_BOMB], ids=["2-gb-a-second", "page-by-page"])
 def test_a_memory_bomb_dies_alone(hostile_server: ServerProcess, bomb: str) -> None:
     witness = Witness.create(hostile_server)
@@ -66,6 +66,7 @@ def test_a_memory_bomb_dies_alone(hostile_server: ServerProcess, bomb: str) -> N
     witness.kill()
 
 
+@pytest.mark.quick
 def test_a_full_disk_costs_no_memory_and_nothing_else(hostile_server: ServerProcess) -> None:
     witness = Witness.create(hostile_server)
     sandbox = witness.sandbox
@@ -83,6 +84,7 @@ def test_a_full_disk_costs_no_memory_and_nothing_else(hostile_server: ServerProc
     witness.kill()
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_hurts_nobody_else(
     hostile_server: ServerProcess, victim: Witness, attacker: Sandbox
 ) -> None:
