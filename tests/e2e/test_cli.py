@@ -264,7 +264,7 @@ def test_pause_fork_snapshot_and_delete(server: ServerProcess) -> None:
     try:
         details: Any = next(item for item in json.loads(cli("ls").stdout) if item["sandboxID"] == made)
         assert details["state"] == "running"
-        assert Sandbox.get_info(made).lifecycle.on_timeout == "pause"
+        assert Sandbox.get_info(made).lifecycle["on_timeout"] == "pause"
         assert cli("pause", made).returncode == 0
         assert cli("pause", made).returncode == 5
         assert cli("resume", made, "--timeout", "600").returncode == 0

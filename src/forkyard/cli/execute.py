@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from forkyard.base.errors import ForkyardError
 from forkyard.cli.stdio import read_stdin, write_all
@@ -30,6 +30,7 @@ async def execute(
     """
     code, pid = 1, 0
     async with (
+        _caught_signals() as signals,
         inside.start(command[0], command[1:], user=user, cwd=cwd, envs=envs, stdin=stdin) as events,
         asyncio.TaskGroup() as tasks,
     ):
@@ -38,7 +39,7 @@ async def execute(
             match event:
                 case Started():
                     pid = event.pid
-                    helpers.append(tasks.create_task(_forward_signals(inside, pid)))
+                    helpers.append(tasks.create_task(_forward_signals(inside, pid, signals)))
                     if stdin:
                         helpers.append(tasks.create_task(_forward_stdin(inside, pid)))
                 case Output(stream, data):
@@ -71,21 +72,32 @@ async def _forward_stdin(inside: SandboxClient, pid: int) -> None:
             raise
 
 
-async def _forward_signals(inside: SandboxClient, pid: int) -> None:
-    loop = asyncio.get_running_loop()
-    got = asyncio.Event()
+@asynccontextmanager
+async def _caught_signals() -> AsyncGenerator[asyncio.Queue[int]]:
+    """Signals from before the command is asked for: one that comes while it starts must end it all the same."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    got: asyncio.Queue[int] = asyncio.Queue()
+
+    def catch(number: int) -> None:
+        got.put_nowait(number)
+        if got.qsize() > 1 and task is not None:
+            task.cancel()  # Nobody takes them: the start hangs, or the sandbox does not answer.
+
     for number in _SIGNALS:
-        loop.add_signal_handler(number, got.set)
+        loop.add_signal_handler(number, catch, number)
     try:
-        kill = False
-        while True:
-            await got.wait()
-            got.clear()
-            try:
-                await inside.signal(pid, kill=kill)
-            except ApiError:
-                return
-            kill = True  # A second Ctrl-C is meant seriously.
+        yield got
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+async def _forward_signals(inside: SandboxClient, pid: int, signals: asyncio.Queue[int]) -> None:
+    kill = False
+    while True:
+        await signals.get()
+        try:
+            await inside.signal(pid, kill=kill)
+        except ApiError:
+            return
+        kill = True  # A second Ctrl-C is meant seriously.

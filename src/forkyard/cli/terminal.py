@@ -28,7 +28,7 @@ async def attach_shell(inside: SandboxClient, *, user: str | None, cwd: str | No
         return await execute(inside, [_SHELL, "-l"], user=user, cwd=cwd, envs={}, stdin=True)
     envs = {"TERM": os.environ.get("TERM", "xterm-256color"), "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
     size = _size()
-    code = 1
+    code, pid = 1, 0
     async with (
         inside.start(_SHELL, ["-i", "-l"], user=user, cwd=cwd, envs=envs, pty=size) as events,
         asyncio.TaskGroup() as tasks,
@@ -37,12 +37,17 @@ async def attach_shell(inside: SandboxClient, *, user: str | None, cwd: str | No
         with _raw():
             async for event in events:
                 match event:
-                    case Started(pid):
+                    case Started():
+                        pid = event.pid
                         helpers.append(tasks.create_task(_keys(inside, pid)))
                         helpers.append(tasks.create_task(_resizes(inside, pid, size)))
                         helpers.append(tasks.create_task(_hang_up(inside, pid)))
                     case Output(data=data):
-                        await write_all(1, data)
+                        try:
+                            await write_all(1, data)
+                        except OSError:  # The terminal is gone.
+                            await end(inside, pid)
+                            raise
                     case Ended(exit_code):
                         code = exit_code
         for helper in helpers:
