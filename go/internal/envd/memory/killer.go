@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	slowest = 250 * time.Millisecond
+	slowest = 200 * time.Millisecond
 	fastest = 5 * time.Millisecond
 	// fillRate is twice as fast as memory has been seen to fill, in bytes a second: before a look is due,
 	// at most half of what is free can be gone.
@@ -61,17 +61,30 @@ func (k *Killer) Run() {
 		case <-k.alerts:
 			alerted = time.Now().Add(alertTime)
 		}
-		pause := slowest
-		if memory, err := reader.Read(); err == nil {
-			headroom := memory.Available - reserve(memory.Total)
-			k.look(reader, headroom < 0)
-			pause = interval(headroom)
-		}
+		pause := k.glance(reader)
 		if time.Now().Before(alerted) {
 			pause = fastest
 		}
 		timer.Reset(pause)
 	}
+}
+
+// glance looks at what is free and answers when to look again. The dear reading follows only where the cheap one does
+// not already say that nothing is short: an idle sandbox must cost next to nothing.
+func (k *Killer) glance(reader *procfs.MemoryReader) time.Duration {
+	if free, total, err := procfs.FreeMemory(); err == nil {
+		if pause := interval(free - reserve(total)); pause == slowest {
+			k.since = time.Time{}
+			return pause
+		}
+	}
+	memory, err := reader.Read()
+	if err != nil {
+		return slowest
+	}
+	headroom := memory.Available - reserve(memory.Total)
+	k.look(reader, headroom < 0)
+	return interval(headroom)
 }
 
 func reserve(total int64) int64 { return max(total*reservePercent/100, reserveBytes) }

@@ -5,10 +5,22 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Memory is the memory of the whole sandbox, in bytes.
 type Memory struct{ Total, Free, Available, Cached int64 }
+
+// FreeMemory asks the kernel for what is free, in bytes, without what caches could give back. In gVisor this costs one
+// fstat of the memory file, where /proc/meminfo has it count its pages, for milliseconds.
+func FreeMemory() (free, total int64, err error) {
+	var info syscall.Sysinfo_t
+	if err := syscall.Sysinfo(&info); err != nil {
+		return 0, 0, err
+	}
+	unit := max(int64(info.Unit), 1)
+	return int64(info.Freeram) * unit, int64(info.Totalram) * unit, nil
+}
 
 // MemoryReader reads /proc/meminfo through one open file and one buffer: the out-of-memory killer reads it
 // up to 200 times a second and must not need memory for it.
