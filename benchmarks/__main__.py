@@ -24,17 +24,20 @@ def main() -> int:
     rows: list[Row] = []
     failed: dict[str, str] = {}
     load = [load_average()]
-    with Context(options.runs) as context:
-        for name in [name for name in ROWS if name in wanted]:
-            say(f"-- {name}")
-            started = time.monotonic()
-            try:
-                rows += ROWS[name](context)
-            except Exception as error:
-                failed[name] = f"{type(error).__name__}: {error}"
-                say(f"{name} failed: {failed[name]}")
-                context.close_server()
-            say(f"   {time.monotonic() - started:.0f} s")
+    try:
+        with Context(options.runs) as context:
+            for name in [name for name in ROWS if name in wanted]:
+                say(f"-- {name}")
+                started = time.monotonic()
+                try:
+                    rows += ROWS[name](context)
+                except Exception as error:  # the other rows still tell something
+                    failed[name] = f"{type(error).__name__}: {error}"
+                    say(f"{name} failed: {failed[name]}")
+                    context.close_server()
+                say(f"   {time.monotonic() - started:.0f} s")
+    except (KeyboardInterrupt, SystemExit, Exception) as error:  # what was measured is told all the same
+        failed["run"] = f"{type(error).__name__}: {error}"
     load.append(load_average())
     print_table(rows, failed, load)
     if not options.no_save:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -50,11 +51,13 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.client.close()
         try:
-            self.client.close()
             self.process.__exit__(kind, error, trace)
-        finally:
-            shutil.rmtree(self.data_dir.parent, ignore_errors=True)
+        except subprocess.TimeoutExpired:
+            self.process.down()  # on a machine that is too busy to stop in time; its process was killed
+        # Never while anything of it runs: it would be found no more.
+        shutil.rmtree(self.data_dir.parent, ignore_errors=True)
 
     def new_client(self) -> Client:
         return Client(self.process.port, self.process.api_key)

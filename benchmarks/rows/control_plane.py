@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 import time
+from http.client import HTTPException
 
 from benchmarks.context import Context
 from benchmarks.measuring import Row, Samples
@@ -62,7 +63,7 @@ def restart(context: Context) -> list[Row]:
         while not stop.wait(_LOAD_PAUSE_S):
             try:
                 status = client.status_of(sandbox_id)
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 failures.append(repr(error))
                 continue
             counts[number] += 1
