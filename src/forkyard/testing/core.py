@@ -206,9 +206,11 @@ class Server:
     clock: ManualClock
     _background: list[asyncio.Task[Any]]
 
-    async def quiet(self) -> None:
-        """Wait until no operation is in progress, letting the clock run for those that wait on it."""
-        await self._until(lambda: not len(self.core.operations))
+    async def quiet(self, but: int = 0) -> None:
+        """Wait until no operation is in progress (`but` for some that a test holds up), letting the clock run for those
+        that wait on it.
+        """
+        await self._until(lambda: len(self.core.operations) <= but)
 
     async def do(self, work: Awaitable[T]) -> T:
         """The result of `work`, letting the clock run while it waits on it (for a retry, say)."""

@@ -87,6 +87,14 @@ class World:
         self._hook.close()
         self.host.faults.clear()
 
+    @property
+    def database(self) -> Database:
+        return self._database
+
+    def use(self, database: Database) -> None:
+        """The database of the next server."""
+        self._database = database
+
     async def restart(self) -> Recovered:
         """kill -9, and the next server."""
         await self.crash()
