@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds every wait of these tests; nothing takes nearly so long.
-const patience = 20 * time.Second
+const patience = 60 * time.Second
 
 var (
 	program string // path of the built envd; empty with ENVD_TEST_URL

@@ -63,16 +63,16 @@ func TestLargeOutputIsWhole(t *testing.T) {
 
 func TestDeadlineKeepsPartialOutput(t *testing.T) {
 	begin := time.Now()
-	cmd := shared.start(t, call{header: header("Connect-Timeout-Ms", "700")}, object{"process": sh("printf partial; sleep 30"), "stdin": false})
+	cmd := shared.start(t, call{header: header("Connect-Timeout-Ms", "3000")}, object{"process": sh("printf partial; sleep 30"), "stdin": false})
 	cmd.until(&cmd.stdout, "partial")
-	if early := time.Since(begin); early > 600*time.Millisecond {
+	if early := time.Since(begin); early > 2900*time.Millisecond {
 		t.Fatalf("the output came after %v", early)
 	}
 	cmd.wait()
 	if cmd.err["code"] != "deadline_exceeded" || cmd.end != nil {
 		t.Fatalf("error %v end %v", cmd.err, cmd.end)
 	}
-	if took := time.Since(begin); took < 690*time.Millisecond || took > 3*time.Second {
+	if took := time.Since(begin); took < 2990*time.Millisecond || took > 15*time.Second {
 		t.Fatalf("ended after %v", took)
 	}
 }
@@ -96,7 +96,7 @@ func tree(number string) string {
 
 func TestDeadlineEndsTheWholeTree(t *testing.T) {
 	const number = "4711.25"
-	cmd := shared.start(t, call{header: header("Connect-Timeout-Ms", "1500")}, object{"process": sh(tree(number)), "stdin": false})
+	cmd := shared.start(t, call{header: header("Connect-Timeout-Ms", "5000")}, object{"process": sh(tree(number)), "stdin": false})
 	cmd.until(&cmd.stdout, "ready")
 	eventually(t, "the tree has grown", func() bool { return running(t, shared, "sleep "+number) >= 9 })
 	cmd.wait()
@@ -195,7 +195,7 @@ func TestTerminal(t *testing.T) {
 	send("exit 5\n")
 	begin := time.Now()
 	cmd.wait()
-	if cmd.end["exitCode"] != 5.0 || time.Since(begin) > 2*time.Second {
+	if cmd.end["exitCode"] != 5.0 || time.Since(begin) > 10*time.Second {
 		t.Fatalf("end %v after %v", cmd.end, time.Since(begin))
 	}
 	shared.fails(t, call{}, "process.Process/Update", object{"process": object{"pid": cmd.pid}, "pty": object{"size": object{"cols": 10, "rows": 10}}}, "not_found")
@@ -212,7 +212,7 @@ func TestTerminalWithoutSizeHasOne(t *testing.T) {
 }
 
 func TestStdin(t *testing.T) {
-	cmd := shared.start(t, call{}, object{"process": object{"cmd": "cat"}})
+	cmd := shared.start(t, call{}, object{"process": sh("cat; sleep 2")})
 	if status, res := shared.input(t, cmd.pid, "stdin", "hello "); status != 200 {
 		t.Fatalf("%d %v", status, res)
 	}
@@ -429,7 +429,7 @@ func TestWhatCannotStart(t *testing.T) {
 
 func TestKeepaliveInSilence(t *testing.T) {
 	cmd := shared.start(t, call{header: header("Keepalive-Ping-Interval", "1")}, object{"process": sh("sleep 2.6; echo done"), "stdin": false}).wait()
-	if cmd.keepalives != 2 || cmd.stdout.String() != "done\n" {
+	if cmd.keepalives < 2 || cmd.stdout.String() != "done\n" {
 		t.Fatalf("%d keepalives, %q", cmd.keepalives, cmd.stdout.String())
 	}
 }
@@ -456,10 +456,10 @@ func TestShortCommandsAreFast(t *testing.T) {
 		shared.output(t, call{}, "echo hi")
 		served = append(served, time.Since(begin))
 	}
-	slices.Sort(direct)
-	slices.Sort(served)
-	t.Logf("median of the command alone %v, through envd %v", direct[rounds/2], served[rounds/2])
-	if extra := served[rounds/2] - direct[rounds/2]; extra > 40*time.Millisecond {
+	// The fastest of each: a wait would be in all of them, what a busy machine adds is not.
+	extra := slices.Min(served) - slices.Min(direct)
+	t.Logf("the command alone takes %v, through envd %v", slices.Min(direct), slices.Min(served))
+	if extra > 25*time.Millisecond {
 		t.Fatalf("envd adds %v", extra)
 	}
 }
