@@ -196,8 +196,8 @@ def _snapshot(story: Story, made: list[Sandbox]) -> None:
 def _wait_count(sandbox: Sandbox, *, above: int) -> tuple[int, int]:
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:
-        if sandbox.files.exists("/tmp/count"):  # noqa: S108 - a path inside the sandbox
-            words = sandbox.files.read("/tmp/count").split()  # noqa: S108
+        if sandbox.files.exists("/tmp/count"):
+            words = sandbox.files.read("/tmp/count").split()
             if len(words) == 2 and int(words[1]) > above:
                 return int(words[0]), int(words[1])
         time.sleep(0.01)
@@ -238,7 +238,7 @@ def _server(data_dir: Path, port: int) -> Iterator[None]:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - a URL of our own
+        with urllib.request.urlopen(url, timeout=2) as response:
             return response.status == 200
     except OSError:
         return False
@@ -252,15 +252,16 @@ def _point_sdk_at(data_dir: Path, port: int) -> None:
 def _clean_up(data_dir: Path) -> None:
     started = time.perf_counter()
     done = subprocess.run(
-        [FORKYARD, "down", "--data-dir", str(data_dir), "--quiet"], capture_output=True, text=True
+        [FORKYARD, "down", "--data-dir", str(data_dir), "--quiet"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         console.print(f"[red]clean-up failed[/]: {done.stderr.strip()}\nsee {data_dir}")
         raise SystemExit(1)
     shutil.rmtree(data_dir, ignore_errors=True)
-    console.print(
-        f"[green]✓[/] cleaned up [dim]{time.perf_counter() - started:.1f} s[/]: no process, namespace, mount or file stays"
-    )
+    console.print(f"[green]✓[/] cleaned up [dim]{time.perf_counter() - started:.1f} s[/]: nothing stays")
 
 
 def _free_port() -> int:

@@ -40,14 +40,14 @@ REASONS: Sequence[tuple[str, str]] = (
 )
 """Why a test fails, by id, where the reason is not in the failure itself."""
 
-RESOLVER = f'''
+RESOLVER = f"""
 import socket
 _resolve = socket.getaddrinfo
 def _here(host, *args, **kwargs):
     name = host.decode() if isinstance(host, bytes) else host
     return _resolve("127.0.0.1" if name and name.endswith(".{DOMAIN}") else host, *args, **kwargs)
 socket.getaddrinfo = _here
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,24 @@ class Outcome:
 
 def main() -> int:
     """0 when every version ran; the numbers are in the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tests", type=Path, help="the SDK's tests folder (packages/python-sdk/tests)")
     parser.add_argument("--sdk", action="append", help="only these SDK versions")
-    parser.add_argument("-k", dest="select", help="only ids that contain this; the result file is not written")
+    parser.add_argument(
+        "-k", dest="select", help="only ids that contain this; the result file is not written"
+    )
     parser.add_argument("--workers", default="2")
     options = parser.parse_args()
     tests: Path = options.tests.resolve()
     if not (tests / "conftest.py").is_file():
         parser.error(f"{tests} does not hold the SDK's tests (no conftest.py)")
-    ids = [i for i in (HERE / "conformance-ids.txt").read_text().split() if not options.select or options.select in i]
+    ids = [
+        i
+        for i in (HERE / "conformance-ids.txt").read_text().split()
+        if not options.select or options.select in i
+    ]
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="forkyard-conformance-") as scratch:
         for version in options.sdk or VERSIONS:
@@ -110,7 +118,18 @@ def _run_version(version: str, tests: Path, ids: Sequence[str], scratch: Path, w
     }
     report = scratch / "report.xml"
     with ServerProcess(scratch / "data", env=settings) as server:
-        command = [python, "-m", "pytest", "-q", "-n", workers, f"--junitxml={report}", "-p", "no:cacheprovider", *ids]
+        command = [
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            workers,
+            f"--junitxml={report}",
+            "-p",
+            "no:cacheprovider",
+            *ids,
+        ]
         subprocess.run(
             command,
             cwd=scratch,
@@ -128,7 +147,14 @@ def _environment(version: str) -> str:
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        packages = ["pytest", "pytest-asyncio", "pytest-xdist", "pytest-timeout", "pytest-dotenv", "python-dotenv"]
+        packages = [
+            "pytest",
+            "pytest-asyncio",
+            "pytest-xdist",
+            "pytest-timeout",
+            "pytest-dotenv",
+            "python-dotenv",
+        ]
         subprocess.run([python, "-m", "pip", "install", "-q", f"e2b=={version}", *packages], check=True)
         site = next((folder / "lib").glob("python3*/site-packages"))
         (site / "resolve_here.py").write_text(RESOLVER)
@@ -164,7 +190,9 @@ def _key(test_id: str) -> str:
 def _cases(report: Path) -> Iterable[tuple[str, str]]:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '')}.{case.get('name', '')}"
-        problem = next((case.find(tag) for tag in ("failure", "error", "skipped") if case.find(tag) is not None), None)
+        problem = next(
+            (case.find(tag) for tag in ("failure", "error", "skipped") if case.find(tag) is not None), None
+        )
         message = "" if problem is None else (problem.get("message") or problem.text or "failed").strip()
         yield _key(name), "" if problem is None else message.splitlines()[0][:200]
 
