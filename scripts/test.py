@@ -43,13 +43,13 @@ class Outcome:
 
 
 SUITES = (
-    Suite("lint", ("bash", "scripts/lint.sh"), 600),
-    Suite("go", ("go", "test", "./..."), 900, ROOT / "go"),
-    Suite("unit", (*PYTEST, "tests/unit"), 300),
-    Suite("contract", (*PYTEST, "tests/contract"), 600),
-    Suite("integration", (*PYTEST, "tests/integration", "-m", "not slow"), 900),
-    Suite("e2e", (*PYTEST, "tests/e2e", "-m", "not slow"), 900),
-    Suite("faults", (*PYTEST, "tests/faults", "-m", "quick"), 900),
+    Suite("lint", ("bash", "scripts/lint.sh"), 900),
+    Suite("go", ("go", "test", "./..."), 1800, ROOT / "go"),
+    Suite("unit", (*PYTEST, "tests/unit"), 900),
+    Suite("contract", (*PYTEST, "tests/contract"), 900),
+    Suite("integration", (*PYTEST, "tests/integration", "-m", "not slow"), 1500),
+    Suite("e2e", (*PYTEST, "tests/e2e", "-m", "not slow"), 1500),
+    Suite("faults", (*PYTEST, "tests/faults", "-m", "quick"), 1500),
 )
 
 _CLOSING = re.compile(r"^=+ .*\d+ \w+.* in [\d.]+s.* =+$")
