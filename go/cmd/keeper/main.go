@@ -5,9 +5,11 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"runtime"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/runsc/cli/maincli"
 
 	"forkyard.dev/forkyard/internal/keeper"
@@ -34,6 +36,9 @@ func main() {
 			"keeper": keeper.Version, "runtime": gvisor.Version(),
 		})
 	default:
+		// A sandbox needs the numbers from 256 on for its own output, and is given none of them. What the keeper had
+		// open there for a moment may have come along all the same.
+		_ = unix.CloseRange(256, math.MaxUint32, 0)
 		maincli.Main()
 	}
 }

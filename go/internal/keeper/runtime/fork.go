@@ -3,6 +3,7 @@ package runtime
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"forkyard.dev/forkyard/internal/keeper/cgroups"
 	"forkyard.dev/forkyard/internal/keeper/proc"
@@ -80,6 +83,7 @@ func beforeStart(cmd *exec.Cmd) (func(error), error) {
 			return nil, err
 		}
 	}
+	keepOthersOut()
 	return func(startErr error) {
 		leave()
 		if startErr != nil {
@@ -91,6 +95,11 @@ func beforeStart(cmd *exec.Cmd) (func(error), error) {
 		p.started(kind, cmd.Process.Pid)
 	}, nil
 }
+
+// keepOthersOut marks what is open here to be closed in the process that is about to be forked. runsc does so once,
+// which is enough for a program that starts one sandbox: it opens some files without that mark (the memory for its
+// statistics), and here they would get into every sandbox that is started meanwhile. Kernels before 5.11 cannot.
+func keepOthersOut() { _ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) }
 
 // parseCommand finds out what a command line of runsc's starts, and for which bundle.
 func parseCommand(args []string) (kind, bundle string) {
