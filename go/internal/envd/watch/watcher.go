@@ -61,6 +61,15 @@ type movedFrom struct {
 
 // New starts to watch an existing directory.
 func New(root string, recursive bool) (*Watcher, error) {
+	w, err := open(root, recursive)
+	if err == nil {
+		go w.pump()
+	}
+	return w, err
+}
+
+// open is New without the goroutine that reads ahead.
+func open(root string, recursive bool) (*Watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, connect.Errorf(connect.CodeResourceExhausted, "the system allows no more watchers: %v", err)
@@ -77,7 +86,6 @@ func New(root string, recursive bool) (*Watcher, error) {
 		_ = w.file.Close()
 		return nil, err
 	}
-	go w.pump()
 	return w, nil
 }
 
