@@ -48,6 +48,7 @@ SUITES = (
     Suite("unit", (*PYTEST, "tests/unit"), 900),
     Suite("contract", (*PYTEST, "tests/contract"), 900),
     Suite("integration", (*PYTEST, "tests/integration", "-m", "not slow"), 1500),
+    Suite("sdk", (*PYTEST, "tests/e2e/test_python_sdk.py", "tests/e2e/test_js_sdk.py"), 900),
     Suite("e2e", (*PYTEST, "tests/e2e", "-m", "not slow"), 1500),
     Suite("faults", (*PYTEST, "tests/faults", "-m", "quick"), 1500),
 )
@@ -62,7 +63,8 @@ def main(names: list[str]) -> int:
         print(f"no such suite: {', '.join(sorted(unknown))} (there are: {', '.join(known)})", file=sys.stderr)
         return 2
     before = look()
-    outcomes = [run(suite) for suite in SUITES if not names or suite.name in names]
+    # `sdk` is the short part of `e2e`: what a change must not break, in two minutes.
+    outcomes = [run(suite) for suite in SUITES if suite.name in (names or known.keys() - {"sdk"})]
     outcomes.append(check_leftovers(before))
     print_table(outcomes)
     return 0 if all(outcome.ok for outcome in outcomes) else 1
