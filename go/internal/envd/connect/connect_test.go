@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -217,5 +218,50 @@ func TestARequestMayEndAfterItsAnswer(t *testing.T) {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		<-idle
+	}
+}
+
+// Whatever becomes of a stream, its connection can be used again.
+func TestAConnectionOutlivesItsStreams(t *testing.T) {
+	refuse := func() error { return Errorf(CodeNotFound, "no") }
+	mux := http.NewServeMux()
+	mux.Handle("/server", ServerStream(func(context.Context, *http.Request, *echo, *Sender) error { return refuse() }))
+	mux.Handle("/first", ClientStream(func(_ context.Context, _ *http.Request, in *Receiver[echo]) (*Empty, error) {
+		if _, err := in.Next(); err != nil {
+			return nil, err
+		}
+		return nil, refuse()
+	}))
+	mux.Handle("/none", ClientStream(func(context.Context, *http.Request, *Receiver[echo]) (*Empty, error) { return nil, refuse() }))
+	var faults bytes.Buffer
+	server := httptest.NewUnstartedServer(mux)
+	server.Config.ErrorLog = log.New(&faults, "", 0)
+	server.Start()
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
+	answers := bufio.NewReader(conn)
+	one := string(Envelope([]byte(`{"text":"x"}`)))
+	for _, path := range []string{"/server", "/first", "/none"} {
+		for name, body := range map[string]string{"nothing": "", "one": one, "two": one + one, "nonsense": "\x80\x00\x00\x00\x00", "cut": one[:7], "bad": "\x00\x00\x00\x00\x01{"} {
+			for _, extra := range []string{"", "Connect-Timeout-Ms: x\r\n", "Connect-Content-Encoding: br\r\n"} {
+				fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\n%sContent-Length: %d\r\n\r\n%s", path, streamType, extra, len(body), body)
+				response, err := http.ReadResponse(answers, nil)
+				if err != nil {
+					t.Fatalf("%s with %s and %q: %v", path, name, extra, err)
+				}
+				data, err := io.ReadAll(response.Body)
+				if err != nil || response.StatusCode != 200 || !bytes.Contains(data, []byte(`{"error":{"code":`)) {
+					t.Fatalf("%s with %s: %d %q %v", path, name, response.StatusCode, data, err)
+				}
+			}
+		}
+	}
+	conn.Close()
+	server.Close()
+	if faults.Len() > 0 {
+		t.Fatalf("%s", faults.String())
 	}
 }

@@ -57,12 +57,7 @@ func Unary[Req, Res any](call func(ctx context.Context, r *http.Request, req *Re
 
 // ServerStream serves a call with one request and a stream of answers.
 func ServerStream[Req any](call func(ctx context.Context, r *http.Request, req *Req, out *Sender) error) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out, ctx, cancel, ok := openStream(w, r)
-		if !ok {
-			return
-		}
-		defer cancel()
+	return serveStream(func(ctx context.Context, r *http.Request, out *Sender) (<-chan bool, error) {
 		req := new(Req)
 		data, err := readEnvelope(r.Body)
 		if errors.Is(err, io.EOF) {
@@ -71,14 +66,53 @@ func ServerStream[Req any](call func(ctx context.Context, r *http.Request, req *
 		if err == nil {
 			err = decode(data, req)
 		}
-		if err != nil {
-			out.end(err)
+		rest := discardRest(r.Body)
+		if err == nil {
+			err = call(ctx, r, req, out)
+		}
+		return rest, err
+	})
+}
+
+// ClientStream serves a call with a stream of requests and one answer.
+func ClientStream[Req, Res any](call func(ctx context.Context, r *http.Request, in *Receiver[Req]) (*Res, error)) http.Handler {
+	return serveStream(func(ctx context.Context, r *http.Request, out *Sender) (<-chan bool, error) {
+		res, err := call(ctx, r, &Receiver[Req]{body: r.Body})
+		if err == nil {
+			err = out.SendLast(res)
+		}
+		return discardRest(r.Body), err
+	})
+}
+
+// serveStream opens a stream, and ends it with the error of answer, nil for a clean end. answer also
+// returns its discardRest of the body.
+func serveStream(answer func(ctx context.Context, r *http.Request, out *Sender) (<-chan bool, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !checkRequest(w, r, streamType) {
 			return
 		}
-		rest := discardRest(r.Body)
-		out.end(call(ctx, r, req, out))
-		out.waitFor(rest)
+		control := http.NewResponseController(w)
+		_ = control.EnableFullDuplex() // only HTTP/1 needs it and has it
+		w.Header().Set("Content-Type", streamType)
+		out := &Sender{w: w, control: control}
+		ctx, cancel, err := streamContext(r)
+		if err != nil {
+			out.conclude(err, discardRest(r.Body))
+			return
+		}
+		defer cancel()
+		rest, err := answer(ctx, r, out)
+		out.conclude(err, rest)
 	})
+}
+
+// streamContext reads the headers of a stream's request.
+func streamContext(r *http.Request) (context.Context, context.CancelFunc, error) {
+	if encoding := r.Header.Get("Connect-Content-Encoding"); encoding != "" && encoding != "identity" {
+		return nil, nil, Errorf(CodeUnimplemented, "unknown compression %q: only identity is supported", encoding)
+	}
+	return withTimeout(r)
 }
 
 // discardRest reads a request's body to its end: net/http notices only then that a client left. What is
@@ -90,22 +124,6 @@ func discardRest(body io.Reader) <-chan bool {
 		rest <- errors.Is(err, io.EOF)
 	}()
 	return rest
-}
-
-// ClientStream serves a call with a stream of requests and one answer.
-func ClientStream[Req, Res any](call func(ctx context.Context, r *http.Request, in *Receiver[Req]) (*Res, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out, ctx, cancel, ok := openStream(w, r)
-		if !ok {
-			return
-		}
-		defer cancel()
-		res, err := call(ctx, r, &Receiver[Req]{body: r.Body})
-		if err == nil {
-			err = out.SendLast(res)
-		}
-		out.end(err)
-	})
 }
 
 // Receiver reads the messages of a client stream.
@@ -164,17 +182,17 @@ func (s *Sender) write(envelope []byte) error {
 	return err
 }
 
-// end sends the last envelope; net/http flushes when the handler returns.
-func (s *Sender) end(cause error) { _ = s.write(endOfStream(cause)) }
-
-// waitFor lets the client end its request, for a while, when the answer is whole. net/http would cut the
-// reader off when the handler returns, forget that, and take what comes then for the next request.
-func (s *Sender) waitFor(rest <-chan bool) {
+// conclude sends the last envelope, and lets the client end its request, for a while. net/http would cut
+// the reader off when the handler returns, forget that, and take what comes then for the next request; or
+// it would read the rest itself, and then in two places at once.
+func (s *Sender) conclude(cause error, rest <-chan bool) {
+	_ = s.write(endOfStream(cause))
 	select {
 	case whole := <-rest:
 		if whole {
-			return
+			return // net/http flushes
 		}
+		_ = s.control.Flush()
 	default:
 		_ = s.control.Flush()
 		select {
@@ -186,26 +204,6 @@ func (s *Sender) waitFor(rest <-chan bool) {
 		}
 	}
 	panic(http.ErrAbortHandler) // the only way to close the connection now
-}
-
-func openStream(w http.ResponseWriter, r *http.Request) (*Sender, context.Context, context.CancelFunc, bool) {
-	if !checkRequest(w, r, streamType) {
-		return nil, nil, nil, false
-	}
-	control := http.NewResponseController(w)
-	_ = control.EnableFullDuplex() // only HTTP/1 needs it and has it
-	w.Header().Set("Content-Type", streamType)
-	out := &Sender{w: w, control: control}
-	if encoding := r.Header.Get("Connect-Content-Encoding"); encoding != "" && encoding != "identity" {
-		out.end(Errorf(CodeUnimplemented, "unknown compression %q: only identity is supported", encoding))
-		return nil, nil, nil, false
-	}
-	ctx, cancel, err := withTimeout(r)
-	if err != nil {
-		out.end(err)
-		return nil, nil, nil, false
-	}
-	return out, ctx, cancel, true
 }
 
 // checkRequest answers requests that are no Connect call of the wanted kind.

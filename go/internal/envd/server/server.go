@@ -72,7 +72,7 @@ func New(config Config, reaper *process.Reaper) *Server {
 	s.calls = &calls.Registry{Manager: s.manager, Settings: s.settings, Dir: filepath.Join(config.StateDir, "calls")}
 	s.http = &http.Server{
 		Handler: s.handler(), IdleTimeout: idleTimeout, ReadHeaderTimeout: headerTimeout, MaxHeaderBytes: maxHeaderBytes,
-		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	return s
 }
