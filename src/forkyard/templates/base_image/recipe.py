@@ -36,7 +36,7 @@ PACKAGES = (
     "xz-utils",
 )
 
-# Documentation and translations are a third of the files and nothing a program reads. Licences stay.
+# Documentation and translations are nothing that a program reads. Licences stay.
 LEFT_OUT = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
