@@ -16,8 +16,11 @@ ENVD_PORT = 49983
 
 _MAX_ANSWER = 1 << 20
 _CONNECT_S = 0.1
-# A SYN that arrives before the restored network stack is up is dropped, and the kernel would send it again
-# only after a second: give up early and dial afresh instead.
+"""For a machine that has just been started. A SYN that arrives before its network stack is up is dropped, and the
+kernel would send it again only after a second: give up early and dial afresh instead."""
+_CONNECT_GROWTH = 1.5
+_CONNECT_MOST_S = 1.0
+"""On a busy host a connection takes longer than that, so the patience grows."""
 _RETRY_S = 0.003
 
 
@@ -82,21 +85,28 @@ class GuestClient:
         """
         deadline = self._clock.monotonic() + timeout_s
         last: Exception | None = None
+        connect_s = _CONNECT_S
         while (left := deadline - self._clock.monotonic()) > 0:
             try:
                 headers = await self._call(
-                    "POST", address, "/init", identity.to_body(self._clock.now()), timeout_s=min(left, 5.0)
+                    "POST",
+                    address,
+                    "/init",
+                    identity.to_body(self._clock.now()),
+                    timeout_s=min(left, 5.0),
+                    connect_s=connect_s,
                 )
                 return headers.get("X-Envd-Version", "")[:40]
             except GuestUnreachable as error:
                 last = error
+                connect_s = min(connect_s * _CONNECT_GROWTH, _CONNECT_MOST_S)
                 await asyncio.sleep(_RETRY_S)
         raise GuestUnreachable(f"the sandbox's daemon did not answer within {timeout_s:g} s") from last
 
     async def health(self, address: str, *, timeout_s: float) -> bool:
         """Whether envd answers its health check in time."""
         try:
-            await self._call("GET", address, "/health", None, timeout_s=timeout_s)
+            await self._call("GET", address, "/health", None, timeout_s=timeout_s, connect_s=_CONNECT_S)
         except (GuestUnreachable, GuestRefused):
             return False
         return True
@@ -116,11 +126,18 @@ class GuestClient:
         await self._call("POST", address, "/internal/memory", {}, timeout_s=timeout_s)
 
     async def _call(
-        self, method: str, address: str, path: str, body: dict[str, Any] | None, *, timeout_s: float
+        self,
+        method: str,
+        address: str,
+        path: str,
+        body: dict[str, Any] | None,
+        *,
+        timeout_s: float,
+        connect_s: float | None = None,
     ) -> dict[str, str]:
         if self._session is None:
             raise RuntimeError("the guest client is not open")
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s))
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
         try:
             async with self._session.request(
                 method,

@@ -38,6 +38,11 @@ class KeeperAway(DriverError):
 
     code = "keeper_away"
 
+    def __init__(self, message: str, *, asked: bool = True) -> None:
+        super().__init__(message)
+        self.asked = asked
+        """Whether it may have heard the question."""
+
 
 class Keeper:
     """Implements `Runtime` over the keeper's socket."""
@@ -164,12 +169,14 @@ class Keeper:
                     yield int(raw["seq"]), ContainerEvent(raw["type"], str(raw["id"]), _reason(raw))
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        """Once more after a keeper that died; whether the first try had an effect is for the caller's clean-up."""
+        """Once more after a keeper that died, unless that could do something twice; whether a try that failed had an
+        effect is for the caller's clean-up.
+        """
         try:
             return await self._once(method, path, body)
-        except KeeperAway:
+        except KeeperAway as error:
             await self._ensure()
-            if method not in ("GET", "DELETE"):
+            if error.asked and method not in ("GET", "DELETE"):
                 raise
             return await self._once(method, path, body)
 
@@ -186,6 +193,8 @@ class Keeper:
                 if response.status >= 300:
                     raise _error(response.status, answer)
                 return answer
+        except aiohttp.ClientConnectorError as error:
+            raise KeeperAway(f"no keeper answers: {error!r}", asked=False) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise KeeperAway(f"the keeper does not answer: {error!r}") from error
 
