@@ -190,6 +190,9 @@ func surviveSignals() {
 
 // prepareState makes the state directory, and removes what an envd before this one has left.
 func prepareState(dir string) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil { // others need what lies above
+		return err
+	}
 	for _, name := range []string{"calls", "spool"} {
 		path := filepath.Join(dir, name)
 		if err := os.RemoveAll(path); err != nil {

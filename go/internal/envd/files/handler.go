@@ -66,7 +66,7 @@ func (h *Handler) serve(handle func(http.ResponseWriter, *http.Request) error) h
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := handle(w, r); err != nil {
 			answer := asError(err)
-			if answer.Status >= http.StatusInternalServerError {
+			if answer.Status == http.StatusInternalServerError {
 				slog.Warn("a file request failed", "method", r.Method, "status", answer.Status, "cause", err.Error())
 			}
 			WriteError(w, answer.Status, answer.Message)

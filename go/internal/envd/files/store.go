@@ -74,7 +74,7 @@ func checkWritable(c content) error {
 		return err
 	}
 	if to.isNew { // the old one was removed just now: leave that as it is
-		undoNew(to)
+		undoNew(to, c.user)
 	}
 	return to.file.Close()
 }
@@ -144,7 +144,7 @@ func openExisting(path string) (file *os.File, isNew bool, err error) {
 func fillNew(to *target, c content, body io.Reader) (err error) {
 	defer func() {
 		if err != nil {
-			undoNew(to)
+			undoNew(to, c.user)
 		}
 	}()
 	if err := to.file.Chown(int(c.user.UID), int(c.user.GID)); err != nil {
@@ -156,17 +156,21 @@ func fillNew(to *target, c content, body io.Reader) (err error) {
 	return copyBody(to.file, body)
 }
 
-// undoNew removes a file that was made in vain, by the name it has now.
-func undoNew(to *target) {
+// undoNew removes a file that was made in vain, by the name it has now, with the rights of who made it:
+// somebody may put another file there in the meantime.
+func undoNew(to *target, user users.User) {
 	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(to.file.Fd())))
 	if err != nil {
 		return
 	}
-	var opened, named unix.Stat_t
-	if unix.Fstat(int(to.file.Fd()), &opened) == nil && unix.Lstat(name, &named) == nil &&
-		opened.Ino == named.Ino && opened.Dev == named.Dev {
-		_ = unix.Unlink(name)
-	}
+	_ = asuser.Run(user, func() error {
+		var opened, named unix.Stat_t
+		if unix.Fstat(int(to.file.Fd()), &opened) == nil && unix.Lstat(name, &named) == nil &&
+			opened.Ino == named.Ino && opened.Dev == named.Dev {
+			return unix.Unlink(name)
+		}
+		return nil
+	})
 }
 
 // replace puts the body into an existing file. What lies beyond the old end is written first: only that
