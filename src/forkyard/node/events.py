@@ -64,7 +64,5 @@ class MachineEvents:
             log.warning("guest does not hear of memory pressure", sandbox_id=row.id, error=error.message)
 
     async def _row_of(self, machine: str) -> Sandbox | None:
-        for row in await self._core.store.running(self._core.node_id):
-            if row.handle is not None and row.handle["name"] == machine:
-                return row
-        return None
+        row = await self._core.store.by_machine(self._core.node_id, machine)
+        return row if row is not None and row.state in (State.RUNNING, State.SNAPSHOTTING) else None
