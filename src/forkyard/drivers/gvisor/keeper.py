@@ -44,6 +44,20 @@ class KeeperAway(DriverError):
         """Whether it may have heard the question."""
 
 
+async def _ask_once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Hides a broken connection from aiohttp, which would send a PUT again by itself: to the next keeper, which has
+    just told of the end of the container that the last one was making, and would make another one of the same name.
+    """
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError as error:
+        raise KeeperAway(f"no keeper answers: {error!r}", asked=False) from error
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise KeeperAway(f"the keeper does not answer: {error!r}") from error
+
+
 class Keeper:
     """Implements `Runtime` over the keeper's socket."""
 
@@ -63,7 +77,9 @@ class Keeper:
     async def open(self) -> None:
         """Raises KeeperAway with what the keeper's output says."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path=str(self._socket), limit=0), read_bufsize=_MAX_LINE
+            connector=aiohttp.UnixConnector(path=str(self._socket), limit=0),
+            read_bufsize=_MAX_LINE,
+            middlewares=(_ask_once,),
         )
         try:
             await self._ensure()
@@ -193,8 +209,6 @@ class Keeper:
                 if response.status >= 300:
                     raise _error(response.status, answer)
                 return answer
-        except aiohttp.ClientConnectorError as error:
-            raise KeeperAway(f"no keeper answers: {error!r}", asked=False) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise KeeperAway(f"the keeper does not answer: {error!r}") from error
 
