@@ -65,7 +65,7 @@ def _raw(floor: Floor, template: Path) -> float:
     """A checkpoint and 16 restores into containers that were created before."""
     source = floor.restored(template)
     children = [floor.prepare() for _ in range(CHILDREN)]
-    parallel = max(2, os.cpu_count() or 2)
+    parallel = max(2, os.cpu_count() or 2)  # as the server forks
     floor.together(floor.create, children, parallel)
     for child in children:
         floor.address(child)
