@@ -53,6 +53,12 @@ def _create(server: ServerProcess, _sandbox_id: str) -> object:
     return call(server, "POST", "/sandboxes", {"templateID": "base", "timeout": 3600})
 
 
+def _create_and_kill(server: ServerProcess, _sandbox_id: str) -> object:
+    """Then its slot is a spare one, which is removed when the server stops."""
+    created = call(server, "POST", "/sandboxes", {"templateID": "base", "timeout": 3600})
+    return call(server, "DELETE", f"/sandboxes/{created.body['sandboxID']}")
+
+
 def _kill(server: ServerProcess, sandbox_id: str) -> object:
     return call(server, "DELETE", f"/sandboxes/{sandbox_id}")
 
@@ -63,6 +69,7 @@ RESUME = Operation(_connect, frozenset({RUNNING, PAUSED}), paused_before=True)
 SNAPSHOT = Operation(_snapshot, frozenset({RUNNING}))
 FORK = Operation(_fork, frozenset({RUNNING}))
 CREATE = Operation(_create, frozenset({RUNNING}))
+CREATE_AND_KILL = Operation(_create_and_kill, frozenset({RUNNING}))
 KILL = Operation(_kill, frozenset({GONE}))
 KILL_PAUSED = Operation(_kill, frozenset({GONE}), paused_before=True)
 
@@ -71,8 +78,8 @@ CASES: dict[str, list[tuple[str, Operation]]] = {
     "pause.host_safe": [("pause", PAUSE_DONE)],
     "pause.destroyed": [("pause", PAUSE_DONE)],
     "fork.captured": [("fork", FORK)],
-    "slots.disconnected": [("create", CREATE)],
-    "slots.unreleased": [("create", CREATE)],
+    "slots.disconnected": [("create", CREATE_AND_KILL)],
+    "slots.unreleased": [("create", CREATE_AND_KILL)],
 }
 BY_PREFIX: dict[str, list[tuple[str, Operation]]] = {
     "pause": [("pause", PAUSE)],
