@@ -1,18 +1,38 @@
-"""The machine of a running sandbox as its record says: with its egress rules, and watched."""
+"""What belongs to a running sandbox, as its record says: a route, a machine with its egress rules, a watch on that."""
 
 from __future__ import annotations
 
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
 from forkyard.base.retry import retry
-from forkyard.sandboxes.core import Core
+from forkyard.sandboxes.core import Core, insist
 from forkyard.sandboxes.driver import DriverError, Handle, MachineLost
 from forkyard.sandboxes.endings import machine_died
 from forkyard.sandboxes.models import Sandbox
 from forkyard.sandboxes.network import apply_egress
+from forkyard.sandboxes.routing import RouteState, route_of
 from forkyard.sandboxes.state import State
 
 log = get_logger(__name__)
+
+
+async def set_running_route(core: Core, row: Sandbox) -> None:
+    """Publish the route of a sandbox that runs. Does not raise: it runs, whatever the data plane's table does."""
+    try:
+        await core.routes.set(route_of(row, RouteState.RUNNING))
+    except Exception as error:
+        log.error("route could not be published", sandbox_id=row.id, error=repr(error))
+        core.unaligned.add(row.id)
+
+
+async def publish(core: Core, row: Sandbox) -> None:
+    """The same for a sandbox that others may have claimed meanwhile: if it still runs in this generation."""
+    async with core.gates.closed(row.id):
+        now = await insist(core, lambda: core.store.get(row.id))
+        if now is None or now.generation != row.generation:
+            return
+        if now.state in (State.RUNNING, State.SNAPSHOTTING):
+            await set_running_route(core, now)
 
 
 async def watch_machine(core: Core, sandbox_id: str, handle: Handle) -> None:
@@ -41,9 +61,12 @@ async def _watch(core: Core, handle: Handle) -> None:
 
 
 async def align(core: Core, row: Sandbox) -> None:
-    """Apply the record of a running sandbox to the machine it was found with. Does not raise, as `watch_machine`."""
+    """Set everything right of a sandbox that was found running. Raises what the database raises; what else fails is left
+    to `align_rest`.
+    """
     if row.state is not State.RUNNING or row.handle is None:
         return
+    await publish(core, row)
     try:
         await apply_egress(core, row)
     except Exception as error:

@@ -7,8 +7,8 @@ process, or one whose notice got lost, looks again by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 
 LOOK_AGAIN_S = 0.25
@@ -34,6 +34,32 @@ class Changes:
             waiters.discard(event)
             if not waiters:
                 self._waiters.pop(sandbox_id, None)
+
+
+class Gates:
+    """Keeps a commit that lets others go on, and the route that belongs to it, together.
+
+    Between the commit of `running` and its route nobody may claim the sandbox: the route that he sets would be undone
+    by ours. The other way round, a request could reach a machine whose commit then fails, and what it did is lost.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def closed(self, sandbox_id: str) -> AsyncGenerator[None]:
+        """One at a time for each sandbox."""
+        lock, users = self._locks.get(sandbox_id, (asyncio.Lock(), 0))
+        self._locks[sandbox_id] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[sandbox_id]
+            if users > 1:
+                self._locks[sandbox_id] = (lock, users - 1)
+            else:
+                del self._locks[sandbox_id]
 
 
 class Deadlines:

@@ -15,7 +15,7 @@ from forkyard.base.retry import retry
 from forkyard.base.tasks import Operations
 from forkyard.guest.client import GuestIdentity
 from forkyard.sandboxes.admission import Admission
-from forkyard.sandboxes.changes import Changes, Deadlines
+from forkyard.sandboxes.changes import Changes, Deadlines, Gates
 from forkyard.sandboxes.driver import Checkpoint, Driver, Network, Prewarm, Restore, Stats
 from forkyard.sandboxes.errors import SandboxNotFound, WrongState
 from forkyard.sandboxes.journal import Journal
@@ -94,9 +94,12 @@ class Core:
     operations: Operations
     settings: CoreSettings
     deadlines: Deadlines = field(default_factory=Deadlines)
+    gates: Gates = field(default_factory=Gates)
     owners: Owners = field(default_factory=Owners)
     leftovers: set[str] = field(default_factory=set[str])
     """Names of machines that could not be destroyed; tried again by `endings.remove_leftovers`."""
+    unburied: dict[str, str] = field(default_factory=dict[str, str])
+    """Machines that died, and why, whose sandboxes are not known to have ended yet; see `endings.bury_rest`."""
     unaligned: set[str] = field(default_factory=set[str])
     """Ids of sandboxes whose machine may not be as the record says; tried again by `alignment.align_rest`."""
 
@@ -146,18 +149,19 @@ async def claim(
             if row.state in allowed:
                 token = new_short_id()
                 core.owners.take(token)
-                moved = await core.store.begin(
-                    sandbox_id,
-                    allowed=allowed,
-                    to=to,
-                    token=token,
-                    now=core.clock.now(),
-                    intent=intent(row) if intent else None,
-                    expired_at=expired_at,
-                    next_generation=next_generation,
-                    snapshot=snapshot(row) if snapshot else None,
-                    limits=limits(row) if limits else None,
-                )
+                async with core.gates.closed(sandbox_id):
+                    moved = await core.store.begin(
+                        sandbox_id,
+                        allowed=allowed,
+                        to=to,
+                        token=token,
+                        now=core.clock.now(),
+                        intent=intent(row) if intent else None,
+                        expired_at=expired_at,
+                        next_generation=next_generation,
+                        snapshot=snapshot(row) if snapshot else None,
+                        limits=limits(row) if limits else None,
+                    )
                 if moved is not None:
                     core.changes.notify(sandbox_id)
                     return Claim(moved, token)

@@ -104,8 +104,21 @@ async def machine_died(core: Core, name: str, reason: str) -> None:
     """A machine exited by itself: if it is the one a sandbox runs on, the sandbox is gone.
 
     In the middle of a transition this waits: the operation sees the death itself and decides what follows. A sandbox
-    that is being created has no machine in its record yet, so it is found by the machine's name as well.
+    that is being created has no machine in its record yet, so it is found by the machine's name as well. What fails is
+    tried again by `bury_rest`: a death is reported only once.
     """
+    core.unburied[name] = reason
+    await _bury(core, name, reason)
+    core.unburied.pop(name, None)
+
+
+async def bury_rest(core: Core) -> None:
+    """Try once more what `machine_died` could not do."""
+    for name, reason in list(core.unburied.items()):
+        await machine_died(core, name, reason)
+
+
+async def _bury(core: Core, name: str, reason: str) -> None:
     row = await core.store.by_machine(core.node_id, name) or await core.store.get(sandbox_of(name))
     if row is None or row.node_id != core.node_id:
         return
@@ -116,10 +129,12 @@ async def machine_died(core: Core, name: str, reason: str) -> None:
     if row.handle is None or row.handle["name"] != name:
         return
     reason = f"its machine died: {reason}"
-    ended = await core.store.end(row.id, generation=row.generation, reason=reason, now=core.clock.now())
-    if ended is not None:
+    async with core.gates.closed(row.id):
+        ended = await core.store.end(row.id, generation=row.generation, reason=reason, now=core.clock.now())
+        if ended is None:
+            return
         await core.routes.remove(row.id, row.generation)
-        _after_death(core, row, reason)
+    _after_death(core, row, reason)
 
 
 def _after_death(core: Core, sandbox: Sandbox, reason: str) -> None:

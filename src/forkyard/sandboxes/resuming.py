@@ -10,6 +10,7 @@ from typing import Any
 from forkyard.base.crashpoints import crash_point, crash_points
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
+from forkyard.sandboxes.alignment import publish
 from forkyard.sandboxes.core import Claim, Core, Settled, claim, identity_of, insist, still_owns
 from forkyard.sandboxes.creating import check_timeout
 from forkyard.sandboxes.driver import Handle
@@ -158,8 +159,10 @@ async def back_to_paused(core: Core, claimed: Claim, error: BaseException) -> Sa
     log.warning("resume failed", sandbox_id=sandbox.id, error=repr(error))
     if not await still_owns(core, claimed):
         row = await core.store.get(sandbox.id)
-        runs = row is not None and row.state in (State.RUNNING, State.PAUSING, State.SNAPSHOTTING)
-        return row if runs else None
+        if row is None or row.state not in (State.RUNNING, State.PAUSING, State.SNAPSHOTTING):
+            return None
+        await publish(core, row)
+        return row
     await core.routes.set(route_of(sandbox, RouteState.PAUSED))
     await insist(core, lambda: core.store.finish(sandbox, token=claimed.token, to=State.PAUSED))
     core.journal.write(sandbox.id, "resume failed", level="error", reason=error)

@@ -44,13 +44,13 @@ class Route:
         }
 
 
-def route_of(sandbox: Sandbox, state: RouteState, *, machine: Handle | None = None) -> Route:
-    """The route of a sandbox as its record stands; a running one to `machine`, if the record does not name it yet."""
+def route_of(sandbox: Sandbox, state: RouteState) -> Route:
+    """The route of a sandbox as its record stands."""
     address = None
     if state is RouteState.RUNNING:
-        if machine is None and sandbox.handle is None:
+        if sandbox.handle is None:
             raise ValueError(f"sandbox {sandbox.id} has no machine to route to")
-        address = (machine or Handle.from_json(sandbox.handle or {})).address
+        address = Handle.from_json(sandbox.handle).address
     return Route(
         id=sandbox.id,
         generation=sandbox.generation,
@@ -68,8 +68,8 @@ class RouteTable(Protocol):
     """The data plane's routes. Both calls return after the change holds there, or once no data plane is alive that
     could use the old route; they do not fail.
 
-    An operation changes the route of a sandbox only while it owns the transition, so before its commit: afterwards
-    another operation may have begun, and the later call would undo what that one did.
+    An operation changes the route of a sandbox only while nobody else can: before its commit, as the owner of the
+    transition, or after it behind the gate (`changes.Gates`). A later call would undo what the next operation did.
     """
 
     async def set(self, route: Route) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from forkyard.base.crashpoints import crash_point, crash_points
 from forkyard.base.logging import get_logger
 from forkyard.guest.errors import GuestError
-from forkyard.sandboxes.alignment import watch_machine
+from forkyard.sandboxes.alignment import publish, set_running_route, watch_machine
 from forkyard.sandboxes.core import Claim, Core, identity_of, insist, machine_name, still_owns
 from forkyard.sandboxes.driver import DriverError, Handle
 from forkyard.sandboxes.egress import policy_of
@@ -20,12 +20,11 @@ from forkyard.sandboxes.endings import (
 )
 from forkyard.sandboxes.errors import SnapshotDamaged, TransitionFailed
 from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotState
-from forkyard.sandboxes.routing import RouteState, route_of
 from forkyard.sandboxes.snapshots import Manifest
 from forkyard.sandboxes.state import State
 from forkyard.sandboxes.warm import DEFAULT_EGRESS
 
-crash_points("start.claimed", "start.restored", "start.initialised", "start.routed", "start.committed")
+crash_points("start.claimed", "start.restored", "start.initialised", "start.committed", "start.routed")
 
 log = get_logger(__name__)
 
@@ -62,7 +61,10 @@ async def abandon(core: Core, claimed: Claim, error: BaseException) -> Sandbox |
     log.warning("sandbox could not be started", sandbox_id=sandbox.id, error=repr(error))
     if not await still_owns(core, claimed):
         row = await core.store.get(sandbox.id)
-        return row if row is not None and row.state not in (State.CREATING, State.GONE) else None
+        if row is None or row.state in (State.CREATING, State.GONE):
+            return None
+        await publish(core, row)
+        return row
     await core.routes.remove(sandbox.id, sandbox.generation)
     await insist(
         core,
@@ -114,22 +116,26 @@ async def commit_running(
     *,
     snapshot_drop: list[str] | None = None,
 ) -> Sandbox:
-    """Publish the route of this machine, then commit `running`. Raises TransitionFailed if it was taken over."""
+    """Commit `running` on this machine, then publish its route. Raises TransitionFailed if it was taken over.
+
+    In this order: what a request does to the machine must not be lost with a commit that fails.
+    """
     sandbox = claimed.sandbox
-    with core.telemetry.stage("start", "route"):
-        await core.routes.set(route_of(sandbox, RouteState.RUNNING, machine=handle))
-    crash_point("start.routed")
-    with core.telemetry.stage("start", "commit"):
-        running = await core.store.finish(
-            sandbox,
-            token=claimed.token,
-            to=State.RUNNING,
-            values={"handle": handle.to_json(), "unhealthy_reason": None, **values},
-            snapshot_drop=snapshot_drop or [],
-        )
-    if running is None:
-        raise TransitionFailed("the sandbox was taken over by another operation")
-    crash_point("start.committed")
+    async with core.gates.closed(sandbox.id):
+        with core.telemetry.stage("start", "commit"):
+            running = await core.store.finish(
+                sandbox,
+                token=claimed.token,
+                to=State.RUNNING,
+                values={"handle": handle.to_json(), "unhealthy_reason": None, **values},
+                snapshot_drop=snapshot_drop or [],
+            )
+        if running is None:
+            raise TransitionFailed("the sandbox was taken over by another operation")
+        crash_point("start.committed")
+        with core.telemetry.stage("start", "route"):
+            await set_running_route(core, running)
+        crash_point("start.routed")
     return running
 
 

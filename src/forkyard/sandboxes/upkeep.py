@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from forkyard.sandboxes.alignment import align_rest
 from forkyard.sandboxes.core import Core
-from forkyard.sandboxes.endings import purge_snapshots, remove_leftovers
+from forkyard.sandboxes.endings import bury_rest, purge_snapshots, remove_leftovers
 from forkyard.sandboxes.models import SnapshotKind, SnapshotState
 from forkyard.sandboxes.recovery import resolve_orphans
 
 
 async def upkeep(core: Core) -> None:
-    """One pass: transitions without an owner, machines that could not be destroyed or set right, captures of forks that
-    nobody needs, files of snapshots given up. Raises what the database or the driver raises; the next pass goes on.
+    """One pass: transitions without an owner, deaths that could not be recorded, machines that could not be destroyed
+    or set right, captures of forks that nobody needs, files of snapshots given up.
+
+    Raises what the database or the driver raises; the next pass goes on.
     """
     await resolve_orphans(core)
+    await bury_rest(core)
     await remove_leftovers(core)
     await align_rest(core)
     await _drop_captures(core)

@@ -52,12 +52,6 @@ class ManualClock:
         """How many tasks wait on this clock."""
         return sum(not sleeper.done() for _, _, sleeper in self._sleepers)
 
-    @property
-    def next_wake(self) -> float | None:
-        """Seconds until the first of those who wait on this clock is woken; None if nobody waits."""
-        waiting = [when for when, _, sleeper in self._sleepers if not sleeper.done()]
-        return max(0.0, min(waiting) - self._elapsed) if waiting else None
-
     async def wait_for_sleepers(self, count: int) -> None:
         """Wait until at least `count` tasks wait on this clock. Put it under a timeout."""
         while self.sleepers < count:

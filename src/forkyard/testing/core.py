@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from forkyard.base.clock import Clock
 from forkyard.base.crashpoints import crash_hook
 from forkyard.base.ids import new_short_id, new_template_id, random_text
-from forkyard.base.tasks import Operations
+from forkyard.base.tasks import Operations, Supervisor
 from forkyard.guest.client import GuestIdentity
 from forkyard.sandboxes.admission import Admission, Limits
 from forkyard.sandboxes.changes import Changes
@@ -52,6 +53,44 @@ _PATIENCE_S = 20.0
 
 _IDLE_PASSES = 30
 """Passes of the event loop without a call in progress after which nothing moves but the clock."""
+
+
+_in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
+"""Whether this is one of the loops of a node, and nothing that it has started."""
+
+
+class WorldClock(ManualClock):
+    """A manual clock that knows who waits on it: loops, which always do, or operations, which want to be woken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wakes: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        if _in_loop.get():
+            return await super().sleep(seconds)
+        wake = self.monotonic() + seconds
+        self._wakes.append(wake)
+        try:
+            await super().sleep(seconds)
+        finally:
+            self._wakes.remove(wake)
+
+    @property
+    def wanted(self) -> float | None:
+        """Seconds until the first of those who are no loops is woken; None if nobody waits."""
+        return max(0.0, min(self._wakes) - self.monotonic()) if self._wakes else None
+
+
+class ForegroundOperations(Operations):
+    """What a loop starts is no loop."""
+
+    def start(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+        token = _in_loop.set(False)
+        try:
+            return super().start(work, name)
+        finally:
+            _in_loop.reset(token)
 
 
 class GatedDatabase(Database):
@@ -146,7 +185,7 @@ def make_core(
         telemetry=Telemetry(CollectorRegistry()),
         clock=clock,
         changes=Changes(),
-        operations=Operations(),
+        operations=ForegroundOperations(),
         settings=replace(CoreSettings(), **settings),
     )
 
@@ -203,8 +242,8 @@ class Server:
     samples: Samples
     life: Life
     host: FakeHost
-    clock: ManualClock
-    _background: list[asyncio.Task[Any]]
+    clock: WorldClock
+    _loops: Supervisor
 
     async def quiet(self, but: int = 0) -> None:
         """Wait until no operation is in progress (`but` for some that a test holds up), letting the clock run for those
@@ -228,8 +267,8 @@ class Server:
                 if idle < _IDLE_PASSES:
                     continue
                 idle = 0
-                wake = self.clock.next_wake
-                if wake is not None and self.clock.sleepers > self._resting():
+                wake = self.clock.wanted
+                if wake is not None:
                     await self.clock.advance(wake)
                 else:
                     await asyncio.sleep(0.001)  # A thread or a socket, then.
@@ -250,13 +289,17 @@ class Server:
         await self.do(upkeep(self.core))
         await self.quiet()
 
-    def start(self, loop: Coroutine[Any, Any, None]) -> None:
-        """Run one of the loops of a node until the server stops or crashes."""
-        self._background.append(asyncio.ensure_future(loop))
+    def start(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run one of the loops of a node until the server stops or crashes; one that fails is started again."""
+        token = _in_loop.set(True)
+        try:
+            self._loops.start(f"loop-{len(self._loops.running)}", loop)
+        finally:
+            _in_loop.reset(token)
 
     def start_events(self) -> None:
         """Handle deaths of machines, as the node does."""
-        self.start(self._events())
+        self.start(self._events)
 
     async def _events(self) -> None:
         async for event in self.core.driver.events():
@@ -270,7 +313,7 @@ class Server:
 
     async def stop(self) -> None:
         """A clean stop: operations end, machines run on."""
-        await self._end_loops()
+        await self.stop_loops()
         await self.pool.drain()
         await self.quiet()
         await self.core.driver.close()
@@ -278,27 +321,19 @@ class Server:
     async def crash(self) -> None:
         """kill -9: nothing has an effect any more."""
         self.life.die()
-        await self._end_loops()
+        await self.stop_loops()
         await self.core.operations.cancel()
         await self.core.driver.close()
 
-    async def _end_loops(self) -> None:
-        for task in self._background:
-            task.cancel()
-        for result in await asyncio.gather(*self._background, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
-        self._background.clear()
-
-    def _resting(self) -> int:
-        """Loops that always wait on the clock."""
-        return sum(not task.done() for task in self._background)
+    async def stop_loops(self) -> None:
+        """Stop what `start` has started."""
+        await self._loops.stop()
 
 
 async def open_server(
     database: Database,
     host: FakeHost,
-    clock: ManualClock,
+    clock: WorldClock,
     tmp_path: Path,
     *,
     on_open: Callable[[Server], None] = lambda _server: None,
@@ -310,7 +345,15 @@ async def open_server(
     core = make_core(database, host, clock, tmp_path, life=life, routes=routes, **options)
     pool, expiry, samples = WarmPool(core), Expiry(core), Samples(core)
     server = Server(
-        core, Sandboxes(core, pool=pool, samples=samples), pool, expiry, samples, life, host, clock, []
+        core,
+        Sandboxes(core, pool=pool, samples=samples),
+        pool,
+        expiry,
+        samples,
+        life,
+        host,
+        clock,
+        Supervisor(clock, first_delay=0.1),
     )
     await core.driver.open()
     on_open(server)
@@ -319,7 +362,7 @@ async def open_server(
 
 @asynccontextmanager
 async def running_server(
-    database: Database, host: FakeHost, clock: ManualClock, tmp_path: Path, **options: Any
+    database: Database, host: FakeHost, clock: WorldClock, tmp_path: Path, **options: Any
 ) -> AsyncGenerator[Server]:
     """A server for the length of the block. Whatever happened in it, no rule of the host may have been broken."""
     server, _ = await open_server(database, host, clock, tmp_path, **options)

@@ -106,6 +106,7 @@ class FakeHost:
         self.destroyed: list[str] = []
         self._listeners: list[Callable[[MachineEvent], None]] = []
         self._entropy = 0
+        self._generations: dict[str, int] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     def lock(self, name: str) -> asyncio.Lock:
@@ -123,11 +124,19 @@ class FakeHost:
         for route in self.routes.values():
             if route.state is RouteState.RUNNING and route.address == address:
                 self.violations.append(f"{spec.name} got {address}, to which {route.id} is still routed")
+        self._check_generation(spec.name)
         self._entropy += 1
         inside.entropy = self._entropy
         machine = FakeMachine(spec.name, address, spec.shape, spec.egress, spec.hostname, inside)
         self.machines[spec.name] = machine
         return machine
+
+    def _check_generation(self, name: str) -> None:
+        sandbox_id, _, generation = name.rpartition("-")
+        if len(sandbox_id) == 20 and generation.isdigit():
+            if int(generation) <= self._generations.get(sandbox_id, 0):
+                self.violations.append(f"{name} was started after generation {self._generations[sandbox_id]}")
+            self._generations[sandbox_id] = int(generation)
 
     def remove(self, name: str) -> None:
         """Take a machine away; missing is fine."""

@@ -1,11 +1,13 @@
 """Work that goes to threads done at once instead: what a test does then depends on nothing but its seed, and is faster.
 
-Inside `without_threads()` SQLite statements, flushes of its log and `asyncio.to_thread` run in the event loop.
+Inside `without_threads()` SQLite statements, flushes of its log and `asyncio.to_thread` run in the event loop. With a
+`VirtualTimeLoop` as well, nothing is left that takes time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -65,6 +67,35 @@ class _NoThread:
 
     def is_alive(self) -> bool:
         return False
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop that never waits: when nothing is ready its time jumps to the next timer."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def jump(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class _Jumping(selectors.SelectSelector):
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout:
+            # A hair more than asked for: a timer that is due must be seen as such.
+            self._loop.jump(timeout + 1e-9)
+        if not ready and timeout is None:
+            raise RuntimeError("everything waits for something that will never come")
+        return ready
 
 
 @contextmanager

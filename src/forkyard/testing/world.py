@@ -19,9 +19,9 @@ from forkyard.sandboxes.recovery import Recovered
 from forkyard.sandboxes.routing import RouteState
 from forkyard.sandboxes.snapshots import Manifest
 from forkyard.sandboxes.state import State
+from forkyard.sandboxes.store import SandboxStore
 from forkyard.storage.session import Database
-from forkyard.testing.clock import ManualClock
-from forkyard.testing.core import NODE, TEAM, Server, add_template, open_server
+from forkyard.testing.core import NODE, TEAM, Server, WorldClock, add_template, open_server
 from forkyard.testing.fake_host import FakeHost, FakeMachine
 from forkyard.testing.faults import Crashed, Fault
 
@@ -33,13 +33,14 @@ class World:
         self, database: Database, tmp_path: Path, options: dict[str, Any], host: FakeHost | None = None
     ) -> None:
         self.host = host or FakeHost()
-        self.clock = ManualClock()
+        self.clock = WorldClock()
         self.options = options
         """For the next server: what `make_core` takes."""
         self.template: Snapshot | None = None
         self._database = database
         self._path = tmp_path
         self._server: Server | None = None
+        self._recovered = False
         self._hook = ExitStack()
 
     @property
@@ -62,6 +63,7 @@ class World:
         _, recovered = await open_server(
             self._database, self.host, self.clock, self._path, on_open=arm, **self.options
         )
+        self._recovered = True
         return recovered
 
     async def start_and_die(self, nth: int) -> bool:
@@ -77,12 +79,14 @@ class World:
     async def stop(self) -> None:
         """A clean stop; machines run on."""
         server, self._server = self.server, None
+        self._recovered = False
         await server.stop()
         self._hook.close()
 
     async def crash(self) -> None:
         """kill -9."""
         server, self._server = self.server, None
+        self._recovered = False
         await server.crash()
         self._hook.close()
         self.host.faults.clear()
@@ -94,6 +98,12 @@ class World:
     def use(self, database: Database) -> None:
         """The database of the next server."""
         self._database = database
+
+    async def abandon(self) -> None:
+        """After a test that failed: nothing is checked."""
+        if self._server is not None:
+            await self.crash()
+        self._hook.close()
 
     async def restart(self) -> Recovered:
         """kill -9, and the next server."""
@@ -115,6 +125,22 @@ class World:
     def machine(self, sandbox_id: str) -> FakeMachine:
         """The machine that requests for this sandbox reach."""
         return self.host.machine(sandbox_id)
+
+    def reached(self, sandbox_id: str) -> FakeMachine | None:
+        """The machine that requests for it reach now, if any."""
+        route = self.host.routes.get(sandbox_id)
+        if route is None or route.state is not RouteState.RUNNING or route.address is None:
+            return None
+        return self.host.at(route.address)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a server runs that has recovered and has not been killed."""
+        return self._server is not None and self._recovered and not self._server.life.dead
+
+    async def database_usage(self, team_id: str) -> int:
+        """Sandboxes of a team that take room, whatever the server is doing."""
+        return (await SandboxStore(self._database).usage(team_id=team_id)).sandboxes
 
     async def row(self, sandbox_id: str) -> Sandbox:
         row = await self.core.store.get(sandbox_id)
@@ -148,8 +174,7 @@ async def make_world(database: Database, tmp_path: Path, **options: Any) -> Asyn
         world.template = await add_template(world.core)
         yield world
     except BaseException:
-        if world._server is not None:  # pyright: ignore[reportPrivateUsage]
-            await world.crash()
+        await world.abandon()
         raise
     await world.end()
 
@@ -170,8 +195,10 @@ async def check_consistent(server: Server) -> None:
         problems.append(f"routes of sandboxes that are gone: {sorted(strangers)}")
     problems += await _snapshot_problems(server, rows)
     core = server.core
-    if len(core.operations) or core.leftovers:
-        problems.append(f"{len(core.operations)} operations, leftovers {core.leftovers}")
+    left = {"leftovers": core.leftovers, "unaligned": core.unaligned, "unburied": core.unburied}
+    problems += [f"{what}: {names}" for what, names in left.items() if names]
+    if len(core.operations):
+        problems.append(f"{len(core.operations)} operations")
     problems += server.host.violations
     if problems:
         raise AssertionError("; ".join(problems))

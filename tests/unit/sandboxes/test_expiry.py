@@ -20,7 +20,7 @@ from forkyard.testing.world import World
 @pytest_asyncio.fixture
 async def expiring(world: World) -> AsyncGenerator[World]:
     """The loop of a node runs."""
-    world.server.start(world.server.expiry.run())
+    world.server.start(world.server.expiry.run)
     await asyncio.sleep(0)
     yield world
 
@@ -226,7 +226,7 @@ async def test_deadlines_are_met_after_a_restart(expiring: World) -> None:
     await expiring.crash()
     await expiring.clock.advance(50)
     await expiring.start()
-    expiring.server.start(expiring.server.expiry.run())
+    expiring.server.start(expiring.server.expiry.run)
     await pass_time(expiring, 0)
     assert await expiring.state(over.id) is State.GONE
     assert await expiring.state(later.id) is State.RUNNING

@@ -23,7 +23,7 @@ def template(world: World) -> Snapshot:
 
 async def filled(world: World, count: int) -> None:
     """The pool's loop runs, and that many machines wait."""
-    world.server.start(world.server.pool.run())
+    world.server.start(world.server.pool.run)
     world.server.pool.target(template(world), count)
     await ready(world, count)
 
@@ -141,7 +141,7 @@ async def test_when_memory_is_low_they_go_and_creates_go_on(warm: World) -> None
 
 async def test_only_a_machine_that_has_answered_is_offered(world: World) -> None:
     unhealthy = world.host.faults.add(Fault("guest.health", held=True))
-    world.server.start(world.server.pool.run())
+    world.server.start(world.server.pool.run)
     world.server.pool.target(template(world), 1)
     async with asyncio.timeout(10):
         await unhealthy.reached.wait()
@@ -156,7 +156,7 @@ async def test_one_template_that_cannot_be_restored_does_not_empty_the_other_poo
     service = world.server.sandboxes
     broken, _ = await service.snapshot(TEAM, (await world.create()).id)
     world.host.faults.add(fail("driver.check", DriverError("broken"), times=0, subject=broken.id))
-    world.server.start(world.server.pool.run())
+    world.server.start(world.server.pool.run)
     world.server.pool.target(broken, 1)
     world.server.pool.target(template(world), 2)
     await ready(world, 2)
@@ -182,7 +182,7 @@ async def test_after_a_crash_the_pool_is_swept(warm: World) -> None:
     assert recovered.adopted == [sandbox.id]
 
 
-@pytest.mark.parametrize("point", ["start.claimed", "start.initialised", "start.routed"])
+@pytest.mark.parametrize("point", ["start.claimed", "start.initialised"])
 async def test_a_warm_create_cut_off_by_a_crash_leaves_nothing(warm: World, point: str) -> None:
     warm.server.life.die_at(point)
     with pytest.raises(Crashed):
