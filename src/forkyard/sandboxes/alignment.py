@@ -61,8 +61,8 @@ async def _watch(core: Core, handle: Handle) -> None:
 
 
 async def align(core: Core, row: Sandbox) -> None:
-    """Set everything right of a sandbox that was found running. Raises what the database raises; what else fails is left
-    to `align_rest`.
+    """Set everything right of a sandbox that was found running. Raises what the database raises; what else fails is
+    left to `align_rest`.
     """
     if row.state is not State.RUNNING or row.handle is None:
         return
