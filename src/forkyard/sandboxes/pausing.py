@@ -18,6 +18,7 @@ from forkyard.sandboxes.driver import Handle, MachineLost
 from forkyard.sandboxes.durability import make_host_safe
 from forkyard.sandboxes.endings import end_lost, network_back, remove_behind, remove_machine
 from forkyard.sandboxes.errors import AlreadyPaused, GuestUnresponsive, TransitionFailed
+from forkyard.sandboxes.introducing import introduce_again
 from forkyard.sandboxes.models import Durability, Sandbox, Snapshot, SnapshotKind, SnapshotState
 from forkyard.sandboxes.routing import RouteState, route_of
 from forkyard.sandboxes.snapshots import Manifest
@@ -112,7 +113,7 @@ async def _pause(core: Core, claimed: Claim, *, keep_memory: bool, require_healt
         )
         paused = await _commit(core, claimed, snapshot_id, manifest, keep_memory=keep_memory)
     except BaseException as error:
-        committed = await _give_back(core, claimed, handle, snapshot_id, error)
+        committed = await _give_back(core, claimed, handle, snapshot_id, error, keep_memory=keep_memory)
         if committed is None:
             if isinstance(error, ForkyardError) and not isinstance(error, MachineLost):
                 raise
@@ -193,7 +194,7 @@ async def _quiesce(core: Core, handle: Handle, *, keep_memory: bool, require_hea
 
 
 async def _give_back(
-    core: Core, claimed: Claim, handle: Handle, snapshot_id: str, error: BaseException
+    core: Core, claimed: Claim, handle: Handle, snapshot_id: str, error: BaseException, *, keep_memory: bool
 ) -> tuple[Sandbox, Manifest] | None:
     """Return to `running`. Answers the record and the manifest if the pause was committed after all; raises
     TransitionFailed if the machine died meanwhile, after which the sandbox is gone.
@@ -206,6 +207,8 @@ async def _give_back(
     if death is not None:
         await end_lost(core, sandbox, token, f"died during a pause: {death}")
         raise TransitionFailed(f"the sandbox died during its pause: {death}") from error
+    if not keep_memory:
+        await introduce_again(core, sandbox, handle)
     await core.routes.set(route_of(sandbox, RouteState.RUNNING))
     await insist(core, lambda: core.store.finish(sandbox, token=token, to=State.RUNNING))
     core.journal.write(sandbox.id, "pause failed", level="error", reason=error)

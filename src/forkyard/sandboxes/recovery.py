@@ -25,6 +25,7 @@ from forkyard.sandboxes.endings import (
     purge_snapshots,
     remove_machine,
 )
+from forkyard.sandboxes.introducing import introduce_again
 from forkyard.sandboxes.models import Sandbox, SnapshotKind, SnapshotState
 from forkyard.sandboxes.resuming import back_to_paused, finish_resume
 from forkyard.sandboxes.routing import RouteState, route_of
@@ -197,6 +198,10 @@ async def _roll_back(core: Core, row: Sandbox, token: str, machine: _Found, reco
         await end_lost(core, row, token, f"its machine died while it was {row.state.value}: {death}")
         recovered.gone.append(row.id)
         return
+    if row.state is State.PAUSING and row.transition_snapshot_id is not None:
+        snapshot = await core.store.snapshot(row.transition_snapshot_id)
+        if snapshot is not None and not snapshot.keeps_memory:
+            await introduce_again(core, row, machine.handle)
     await core.routes.set(route_of(row, RouteState.RUNNING))
     running = await insist(core, lambda: core.store.finish(row, token=token, to=State.RUNNING))
     core.changes.notify(row.id)

@@ -16,13 +16,13 @@ from forkyard.sandboxes.creating import check_timeout
 from forkyard.sandboxes.driver import Handle
 from forkyard.sandboxes.endings import machines_of, remove_behind
 from forkyard.sandboxes.errors import AlreadyRunning, TransitionFailed
+from forkyard.sandboxes.introducing import introduce
 from forkyard.sandboxes.models import Sandbox
 from forkyard.sandboxes.routing import RouteState, route_of
 from forkyard.sandboxes.starting import (
     announce_running,
     commit_running,
     deadline_after,
-    end_processes,
     restore_machine,
 )
 from forkyard.sandboxes.state import State
@@ -137,9 +137,8 @@ async def finish_resume(core: Core, claimed: Claim, handle: Handle, *, init_time
     timeout_s = wanted.get("timeout_s") or sandbox.timeout_s
     with core.telemetry.stage("resume", "init"):
         identity = identity_of(sandbox, boot_id=boot_id)
-        await core.guests.init(handle.address, identity, timeout_s=init_timeout_s)
-    if wanted.get("end_processes"):
-        await end_processes(core, handle)
+        reboot = bool(wanted.get("end_processes"))
+        await introduce(core, handle, identity, reboot=reboot, timeout_s=init_timeout_s)
     crash_point("resume.initialised")
     values: dict[str, Any] = {
         "boot_id": boot_id,

@@ -19,6 +19,7 @@ from forkyard.sandboxes.endings import (
     remove_machine,
 )
 from forkyard.sandboxes.errors import SnapshotDamaged, TransitionFailed
+from forkyard.sandboxes.introducing import introduce
 from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotState
 from forkyard.sandboxes.snapshots import Manifest
 from forkyard.sandboxes.state import State
@@ -177,17 +178,8 @@ async def _introduce(
     core: Core, sandbox: Sandbox, snapshot: Snapshot, handle: Handle, operation: str, timeout_s: float
 ) -> None:
     with core.telemetry.stage(operation, "init"):
-        await core.guests.init(handle.address, identity_of(sandbox), timeout_s=timeout_s)
-    if not snapshot.keeps_memory:
-        await end_processes(core, handle)
-
-
-async def end_processes(core: Core, handle: Handle) -> None:
-    """Let every process but the daemon end: what a start without memory means. The daemon has answered already."""
-    grace = core.settings.end_processes_grace
-    await core.guests.end_processes(
-        handle.address, grace_ms=int(grace * 1000), timeout_s=grace + core.settings.quiesce_timeout
-    )
+        reboot = not snapshot.keeps_memory
+        await introduce(core, handle, identity_of(sandbox), reboot=reboot, timeout_s=timeout_s)
 
 
 def deadline_after(core: Core, seconds: int) -> datetime:

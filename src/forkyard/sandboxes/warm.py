@@ -17,15 +17,15 @@ from forkyard.base.ids import new_short_id
 from forkyard.base.logging import get_logger
 from forkyard.base.precedence import Precedence
 from forkyard.sandboxes.core import Core
-from forkyard.sandboxes.driver import EgressPolicy, Handle, MachineLost
+from forkyard.sandboxes.driver import EgressPolicy, Handle
 from forkyard.sandboxes.endings import remove_behind, remove_machine
+from forkyard.sandboxes.introducing import until_healthy
 from forkyard.sandboxes.models import Snapshot
 from forkyard.sandboxes.snapshots import Manifest
 
 log = get_logger(__name__)
 
 WARM_PREFIX = "warm-"
-_HEALTH_RETRY_S = 0.02
 _QUIET_S = 0.02
 _MOST_STOOD_BACK_S = 0.5
 """Under creates without end the pool is filled all the same, if slowly."""
@@ -163,19 +163,11 @@ class WarmPool:
         )
         handle = await core.driver.restore(spec, directory)
         try:
-            await self._until_healthy(handle)
+            await until_healthy(core, handle, core.settings.boot_timeout)
         except BaseException:
             remove_behind(core, handle)
             raise
         return handle
-
-    async def _until_healthy(self, handle: Handle) -> None:
-        core = self._core
-        deadline = core.clock.monotonic() + core.settings.boot_timeout
-        while not await core.guests.health(handle.address, timeout_s=1.0):
-            if core.clock.monotonic() >= deadline:
-                raise MachineLost(f"{handle.name} does not answer")
-            await core.clock.sleep(_HEALTH_RETRY_S)
 
 
 @dataclass(slots=True)

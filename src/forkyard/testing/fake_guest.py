@@ -30,6 +30,7 @@ class FakeGuests:
             if known is not None and known.generation > identity.generation:
                 raise GuestRefused(f"generation {identity.generation} is older than {known.generation}")
             machine.inside.identity = asdict(identity)
+            machine.inside.refusing = False
             return VERSION
 
     async def health(self, address: str, *, timeout_s: float) -> bool:

@@ -47,9 +47,13 @@ class Inside:
     """What the last `/init` said."""
     entropy: int = 0
     """Differs after each restore, as the kernel's generator does."""
+    refusing: bool = False
+    """Its daemon has ended the processes, and starts none before the next `/init`."""
 
     def start(self, process: str) -> int:
         """Start a process; answers its pid."""
+        if self.refusing:
+            raise AssertionError(f"{process} cannot be started: the daemon has not been told who it is since")
         pid = self.next_pid
         self.next_pid += 1
         self.processes[process] = pid
@@ -58,6 +62,7 @@ class Inside:
     def end_processes(self) -> None:
         self.processes.clear()
         self.memory.clear()
+        self.refusing = True
 
 
 @dataclass

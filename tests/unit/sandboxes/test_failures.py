@@ -3,11 +3,15 @@
 Some calls of each operation here; `tests/faults/core` goes through all of them.
 """
 
+import asyncio
+
 import pytest
 
 from forkyard.base.errors import ForkyardError
-from forkyard.sandboxes.driver import DriverError
+from forkyard.sandboxes.driver import DriverError, HostFull
 from forkyard.sandboxes.state import State
+from forkyard.testing.core import TEAM
+from forkyard.testing.fake_driver import full_disk, hanging_checkpoint, unrestorable
 from forkyard.testing.faults import Fault
 from forkyard.testing.world import World
 from tests.unit.sandboxes.operations import OPERATIONS, Operation, nothing_is_lost, prepared
@@ -77,10 +81,31 @@ async def test_a_failed_create_tells_why_and_leaves_its_record(world: World) -> 
     assert [row.end_reason for row in rows] == ["could not be started: the kernel did not start"]
 
 
-async def test_a_full_disk_during_a_pause_leaves_it_running(world: World) -> None:
-    from forkyard.sandboxes.driver import HostFull
-    from forkyard.testing.fake_driver import full_disk
+async def test_a_failed_pause_without_memory_leaves_one_that_starts_processes(world: World) -> None:
+    sandbox = await world.create()
+    world.machine(sandbox.id).inside.start("counter")
+    world.host.faults.add(full_disk())
+    with pytest.raises(HostFull):
+        await world.server.sandboxes.pause(TEAM, sandbox.id, keep_memory=False)
+    assert await world.state(sandbox.id) is State.RUNNING
+    inside = world.machine(sandbox.id).inside
+    assert inside.processes == {}
+    inside.start("another")
 
+
+async def test_so_does_one_whose_pause_without_memory_was_cut_off_by_a_crash(world: World) -> None:
+    sandbox = await world.create()
+    hanging = world.host.faults.add(hanging_checkpoint())
+    work = asyncio.create_task(world.server.sandboxes.pause(TEAM, sandbox.id, keep_memory=False))
+    async with asyncio.timeout(5):
+        await hanging.reached.wait()
+    await world.crash()
+    await asyncio.gather(work, return_exceptions=True)
+    await world.start()
+    world.machine(sandbox.id).inside.start("another")
+
+
+async def test_a_full_disk_during_a_pause_leaves_it_running(world: World) -> None:
     sandbox = await prepared(world, PAUSE)
     world.host.faults.add(full_disk())
     with pytest.raises(HostFull):
@@ -91,8 +116,6 @@ async def test_a_full_disk_during_a_pause_leaves_it_running(world: World) -> Non
 
 
 async def test_a_restore_that_never_works_leaves_it_paused(world: World) -> None:
-    from forkyard.testing.fake_driver import unrestorable
-
     resume = next(o for o in OPERATIONS if o.name == "resume")
     sandbox = await prepared(world, resume)
     world.host.faults.add(unrestorable())

@@ -162,6 +162,7 @@ async def test_a_snapshot_without_memory_starts_with_no_processes(world: World) 
     copy = world.machine((await world.create(template=snapshot.id)).id).inside
     assert copy.processes == {}
     assert copy.files["/x"] == "kept"
+    copy.start("its own")
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "folder"])
