@@ -18,6 +18,10 @@ class Changes:
     def __init__(self) -> None:
         self._waiters: dict[str, set[asyncio.Event]] = {}
 
+    def waiting(self, sandbox_id: str) -> int:
+        """How many wait for a change of this sandbox."""
+        return len(self._waiters.get(sandbox_id, ()))
+
     def notify(self, sandbox_id: str) -> None:
         for event in self._waiters.get(sandbox_id, ()):
             event.set()

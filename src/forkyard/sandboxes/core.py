@@ -118,7 +118,7 @@ class Settled:
 
     sandbox: Sandbox
     joined: frozenset[State]
-    """Transitions of others that were waited for on the way."""
+    """Transitions of others that were met on the way: waited for, or lost to."""
 
 
 async def claim(
@@ -167,6 +167,8 @@ async def claim(
                     return Claim(moved, token)
                 if expired_at is not None:
                     return Settled(row, frozenset(joined))
+                # Another call was faster, and may be done with it before we look again: we met it all the same.
+                joined.add(to)
                 continue
             if row.state in STEADY:
                 return Settled(row, frozenset(joined))

@@ -38,12 +38,12 @@ class Expiry:
         """Evict until cancelled. Evictions in progress are detached and go on."""
         while True:
             self._core.deadlines.begin()
-            await self.evict_due()
-            await self._wait()
+            now = self._core.clock.now()
+            await self.evict_due(now)
+            await self._wait(now)
 
-    async def evict_due(self) -> None:
-        """Start the eviction of everything that is due now."""
-        now = self._core.clock.now()
+    async def evict_due(self, now: datetime) -> None:
+        """Start the eviction of everything that is due at this moment."""
         due = await self._core.store.expired(self._core.node_id, now)
         ids = {row.id for row in due}
         # Ended, extended or paused by others meanwhile.
@@ -75,9 +75,9 @@ class Expiry:
             self._busy.discard(row.id)
             core.deadlines.look_again()
 
-    async def _wait(self) -> None:
+    async def _wait(self, now: datetime) -> None:
+        """Until there is more to do than was at `now`: a deadline that passed since then counts as the next one."""
         core = self._core
-        now = core.clock.now()
         # What is due is being evicted (its end wakes this loop) or waits for its retry.
         deadline = await core.store.next_deadline(core.node_id, after=now)
         candidates = [

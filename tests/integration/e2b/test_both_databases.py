@@ -10,14 +10,13 @@ import pytest
 from forkyard.auth.service import AuthService
 from forkyard.e2b.app import create_app
 from forkyard.storage.session import Database
-from forkyard.testing.clock import ManualClock
-from forkyard.testing.core import Server, add_template, running_server
+from forkyard.testing.core import Server, WorldClock, add_template, running_server
 from forkyard.testing.fake_host import FakeHost
 
 
 @pytest.fixture
 async def server(database: Database, tmp_path: Path) -> AsyncGenerator[Server]:
-    async with running_server(database, FakeHost(), ManualClock(), tmp_path) as server:
+    async with running_server(database, FakeHost(), WorldClock(), tmp_path) as server:
         yield server
 
 

@@ -13,8 +13,7 @@ from forkyard.auth.roles import Role
 from forkyard.e2b.app import create_app
 from forkyard.storage.engine import DatabaseUrl
 from forkyard.storage.session import Database
-from forkyard.testing.clock import ManualClock
-from forkyard.testing.core import TEAM, Server, add_template, running_server
+from forkyard.testing.core import TEAM, Server, WorldClock, add_template, running_server
 from forkyard.testing.fake_host import FakeHost
 
 KEYS = {f"e2b_{role.value[0] * 40}": role for role in Role}
@@ -76,7 +75,7 @@ class Api:
     server: Server
 
     @property
-    def clock(self) -> ManualClock:
+    def clock(self) -> WorldClock:
         return self.server.clock
 
     @property
@@ -136,7 +135,7 @@ async def api(
     database = Database(sqlite_copy)
     try:
         async with (
-            running_server(database, FakeHost(), ManualClock(), tmp_path, **server_options) as server,
+            running_server(database, FakeHost(), WorldClock(), tmp_path, **server_options) as server,
             client_of(full_app) as http,
         ):
             await add_template(server.core)

@@ -17,6 +17,13 @@ async def reached(fault: Fault) -> None:
         await fault.reached.wait()
 
 
+async def joined(world: World, sandbox_id: str, count: int) -> None:
+    """Until so many calls wait for the transition in progress."""
+    async with asyncio.timeout(10):
+        while world.core.changes.waiting(sandbox_id) < count:
+            await asyncio.sleep(0.001)
+
+
 async def test_two_resumes_make_one_machine(world: World) -> None:
     service = world.server.sandboxes
     sandbox = await world.create()
@@ -49,7 +56,12 @@ async def test_a_resume_whose_first_try_fails_is_tried_by_the_one_who_waits(worl
 async def test_two_pauses_make_one_snapshot(world: World) -> None:
     service = world.server.sandboxes
     sandbox = await world.create()
-    results = await asyncio.gather(*(service.pause(TEAM, sandbox.id) for _ in range(4)))
+    held = world.host.faults.add(hold("driver.checkpoint"))
+    pauses = [asyncio.create_task(service.pause(TEAM, sandbox.id)) for _ in range(4)]
+    await reached(held)
+    await joined(world, sandbox.id, 3)
+    held.release()
+    results = await asyncio.gather(*pauses)
     assert len({row.snapshot_id for row in results}) == 1
     assert (
         world.host.faults.names("driver.checkpoint").count("driver.checkpoint") == 2
