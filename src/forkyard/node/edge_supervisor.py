@@ -55,8 +55,10 @@ class EdgeSupervisor:
             log.info("adopted the edge", pid=info.pid, listen=info.listen)
         except EdgeAway:
             info = await self._start()
-        self._process = ProcessHandle.of(info.pid)
+        process = ProcessHandle.of(info.pid)
         await self._routes.attach()
+        # Only now: `run` takes an edge that is known here for one that has the table, and waits for its end.
+        self._process = process
         self._readiness.done("edge")
 
     async def run(self) -> None:
