@@ -180,6 +180,35 @@ func TestARequestThatWasNotSentYetIsNotReset(t *testing.T) {
 	close(release)
 }
 
+func TestTheBodyOfARequestThatWasNotSentYetGoesToTheNextGeneration(t *testing.T) {
+	r := newRig(t)
+	a, b := newSandbox(t), newSandbox(t)
+	asked, release := make(chan struct{}), make(chan struct{})
+	a.serve(49983, func(w http.ResponseWriter, req *http.Request) { // envd, slow to say whether it can forward
+		close(asked)
+		<-release
+		w.WriteHeader(500)
+	})
+	port := b.serve(0, func(w http.ResponseWriter, req *http.Request) {
+		body, _ := io.ReadAll(req.Body)
+		_, _ = w.Write(body)
+	})
+	r.push(running(idA, 1, a.address))
+
+	got := make(chan answer)
+	go func() {
+		a, err := r.try("POST", "/", to(idA, port), strings.NewReader("what was sent"))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}()
+	<-asked
+	r.set(running(idA, 2, b.address))
+	(<-got).expect(t, 200, "what was sent")
+	close(release)
+}
+
 func TestConnectionsNeverOutliveAGeneration(t *testing.T) {
 	r := newRig(t)
 	a := newSandbox(t)
