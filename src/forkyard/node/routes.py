@@ -27,6 +27,8 @@ class EdgeRoutes:
         self._table: dict[str, Route] = {}
         self._epoch = 0
         self._attached = False
+        self._behind = False
+        """Whether the edge may lack a change: then only the whole table brings it up to date."""
         self._pushing = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -52,14 +54,18 @@ class EdgeRoutes:
             self._epoch = max(info.epoch + 1, int(self._clock.now().timestamp() * 1000))
             await self._client.replace(self._epoch, list(self._table.values()))
             self._attached = True
+            self._behind = False
 
     async def _push(self, set_: list[Route], remove: list[tuple[str, int]]) -> None:
         if not self._attached:
             return  # Recovery: the first `attach` carries everything.
+        if self._behind:
+            return await self._attach_again()
         try:
             await self._client.update(self._epoch, set_=set_, remove=remove)
         except (EdgeAway, EpochConflict) as error:
             log.warning("route change not taken; pushing the whole table", error=error.message)
+            self._behind = True
             await self._attach_again()
 
     async def _attach_again(self) -> None:
