@@ -6,7 +6,7 @@ from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
 from forkyard.sandboxes.core import Core
 from forkyard.sandboxes.driver import Handle, MachineEvent, MachineEventKind
-from forkyard.sandboxes.endings import machine_died
+from forkyard.sandboxes.endings import machine_died, remove_machine
 from forkyard.sandboxes.models import Sandbox
 from forkyard.sandboxes.state import State
 from forkyard.sandboxes.warm import WarmPool
@@ -31,7 +31,7 @@ class MachineEvents:
         match event.kind:
             case MachineEventKind.EXIT:
                 if self._pool.discard(event.name):
-                    await core.driver.destroy(event.name)
+                    await remove_machine(core, event.name)
                 else:
                     await machine_died(core, event.name, event.reason)
             case MachineEventKind.UNHEALTHY:

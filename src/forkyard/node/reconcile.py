@@ -33,8 +33,10 @@ class Reconciler:
     async def look(self) -> None:
         """Remove orphans seen twice, end sandboxes whose machine is gone, refresh the gauges, purge."""
         core = self._core
-        handles = {handle.name: handle for handle in await core.driver.list_handles()}
+        # In this order: a sandbox that came up between the two must not be taken for one without a machine. (The other
+        # way round a machine counts as an orphan once, but not twice.)
         rows = await core.store.of_node(core.node_id)
+        handles = {handle.name: handle for handle in await core.driver.list_handles()}
         owned = {row.handle["name"] for row in rows if row.handle} | {machine_name(row) for row in rows}
         orphans = {
             name
