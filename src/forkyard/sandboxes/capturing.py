@@ -157,7 +157,7 @@ async def _capture(core: Core, claimed: Claim) -> Snapshot:
             raise TransitionFailed(f"the sandbox could not be captured and runs on: {error}") from error
     crash_point("capture.committed")
     core.changes.notify(sandbox.id)
-    core.deadlines.moved(sandbox.end_at)
+    core.deadlines.look_again()  # the deadline may have been moved meanwhile
     captured = await insist(core, lambda: core.store.snapshot(snapshot_id))
     if captured is None:
         raise AssertionError(f"snapshot {snapshot_id} vanished")
@@ -189,7 +189,7 @@ async def _release(
         raise TransitionFailed(f"the sandbox died during its capture: {death}") from error
     await insist(core, lambda: core.store.finish(sandbox, token=token, to=State.RUNNING))
     core.changes.notify(sandbox.id)
-    core.deadlines.moved(sandbox.end_at)
+    core.deadlines.look_again()
     remove_behind(core)
     return False
 

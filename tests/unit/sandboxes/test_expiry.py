@@ -64,6 +64,22 @@ async def test_a_pause_at_the_deadline_without_memory(expiring: World) -> None:
     assert (await expiring.row(sandbox.id)).paused_without_memory
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_deadline_that_is_moved_during_a_capture_is_kept(expiring: World, fails: bool) -> None:
+    sandbox = await expiring.create(timeout_s=1800)
+    error = DriverError("it fails") if fails else None
+    held = expiring.host.faults.add(Fault("driver.checkpoint", held=True, error=error))
+    service = expiring.server.sandboxes
+    work = asyncio.create_task(service.snapshot(TEAM, sandbox.id))
+    await held.reached.wait()
+    await service.set_timeout(TEAM, sandbox.id, 10)
+    await expiring.server.let_expiry_rest()
+    held.release()
+    await asyncio.gather(work, return_exceptions=True)
+    await pass_time(expiring, 11)
+    assert await expiring.state(sandbox.id) is State.GONE
+
+
 async def test_connect_never_shortens_and_set_timeout_may(world: World) -> None:
     service = world.server.sandboxes
     sandbox = await world.create(timeout_s=1800)
