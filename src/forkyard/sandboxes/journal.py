@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -52,8 +53,13 @@ class Journal:
         """All entries, oldest first; lines that cannot be read are left out."""
         return await asyncio.to_thread(self._read, sandbox_id)
 
-    async def remove(self, sandbox_id: str) -> None:
-        await asyncio.to_thread((self._root / f"{sandbox_id}.jsonl").unlink, missing_ok=True)
+    async def remove(self, sandbox_ids: Collection[str]) -> None:
+        """Remove the files of these sandboxes. Raises OSError."""
+        await asyncio.to_thread(self._remove, sandbox_ids)
+
+    def _remove(self, sandbox_ids: Collection[str]) -> None:
+        for sandbox_id in sandbox_ids:
+            (self._root / f"{sandbox_id}.jsonl").unlink(missing_ok=True)
 
     def _read(self, sandbox_id: str) -> list[JournalEntry]:
         entries: deque[JournalEntry] = deque(maxlen=20_000)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from forkyard.sandboxes.state import State
 from forkyard.storage.models import Base, JsonColumn, UtcDateTime
+
+
+_ENDED = text("ended_at IS NOT NULL")
 
 
 class Sandbox(Base):
@@ -22,12 +25,14 @@ class Sandbox(Base):
     __tablename__ = "sandboxes"
     __table_args__ = (
         Index("ix_sandboxes_team_state_started", "team_id", "state", "started_at", "id"),
-        Index("ix_sandboxes_state_end", "state", "end_at"),
+        # What is gone stays for days and is by far the most: what the node looks at all the time must not read it.
+        Index("ix_sandboxes_node_state_end", "node_id", "state", "end_at"),
+        Index("ix_sandboxes_ended", "node_id", "ended_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     team_id: Mapped[str] = mapped_column(String(36))
-    node_id: Mapped[str] = mapped_column(String(36), index=True)
+    node_id: Mapped[str] = mapped_column(String(36))
     """The node that has its machine or snapshot; only that node acts."""
 
     state: Mapped[State]
@@ -114,8 +119,9 @@ class IdempotencyKey(Base):
     team_id: Mapped[str] = mapped_column(String(36), primary_key=True)
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     request_hash: Mapped[str] = mapped_column(String(64))
-    sandbox_id: Mapped[str] = mapped_column(String(40))
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    sandbox_id: Mapped[str] = mapped_column(String(40), index=True)
+    """The key is in use for as long as the record of this sandbox is there."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class SnapshotKind:

@@ -48,6 +48,10 @@ class Usage:
 
 NOTHING = Usage(0, 0, 0, 0)
 
+# What is asked for by name is found by the index; "not gone" would read everything that is.
+_NOT_GONE = sorted(frozenset(State) - {State.GONE})
+_TAKING_ROOM = sorted(frozenset(State) - {State.PAUSED, State.GONE, State.KILLING})
+
 
 class SandboxQueries(DurableStore):
     """What there is, as it was last committed."""
@@ -96,7 +100,7 @@ class SandboxQueries(DurableStore):
 
     async def of_node(self, node_id: str) -> Sequence[Sandbox]:
         """Everything of this node that is not gone, for recovery."""
-        query = select(Sandbox).where(Sandbox.node_id == node_id, Sandbox.state != State.GONE)
+        query = select(Sandbox).where(Sandbox.node_id == node_id, Sandbox.state.in_(_NOT_GONE))
         async with self._db.read() as session:
             return (await session.scalars(query)).all()
 
@@ -112,7 +116,7 @@ class SandboxQueries(DurableStore):
         """The sandbox whose machine has this name."""
         query = select(Sandbox).where(
             Sandbox.node_id == node_id,
-            Sandbox.state != State.GONE,
+            Sandbox.state.in_(_NOT_GONE),
             Sandbox.handle["name"].as_string() == machine,
         )
         async with self._db.read() as session:
@@ -146,6 +150,14 @@ class SandboxQueries(DurableStore):
         async with self._db.read() as session:
             return await session.get(IdempotencyKey, (team_id, key))
 
+    async def ended(self, node_id: str, *, before: datetime, limit: int) -> Sequence[str]:
+        """Ids of sandboxes that ended before, the longest ended first."""
+        query = select(Sandbox.id).where(
+            Sandbox.node_id == node_id, Sandbox.state == State.GONE, Sandbox.ended_at < before
+        )
+        async with self._db.read() as session:
+            return (await session.scalars(query.order_by(Sandbox.ended_at).limit(limit))).all()
+
     async def usage(self, *, node_id: str | None = None, team_id: str | None = None) -> Usage:
         async with self._db.read() as session:
             return await self.usage_txn(session, node_id=node_id, team_id=team_id)
@@ -158,7 +170,7 @@ class SandboxQueries(DurableStore):
             func.coalesce(func.sum(Sandbox.vcpus), 0),
             func.coalesce(func.sum(Sandbox.memory_mb), 0),
             func.coalesce(func.sum(Sandbox.disk_mb), 0),
-        ).where(Sandbox.state.not_in([State.PAUSED, State.GONE, State.KILLING]))
+        ).where(Sandbox.state.in_(_TAKING_ROOM))
         if node_id is not None:
             query = query.where(Sandbox.node_id == node_id)
         if team_id is not None:
@@ -169,7 +181,7 @@ class SandboxQueries(DurableStore):
     async def count_by_state(self, node_id: str) -> dict[State, int]:
         query = (
             select(Sandbox.state, func.count())
-            .where(Sandbox.node_id == node_id, Sandbox.state != State.GONE)
+            .where(Sandbox.node_id == node_id, Sandbox.state.in_(_NOT_GONE))
             .group_by(Sandbox.state)
         )
         async with self._db.read() as session:

@@ -215,13 +215,12 @@ class SandboxStore(SandboxQueries, SnapshotStore):
         async with self._db.read() as session:
             await limits.check_txn(self, session)
 
-    async def purge(self, *, ended_before: datetime) -> Sequence[str]:
-        """Forget sandboxes that ended before, and idempotency keys of that age. Answers the sandboxes' ids."""
-        gone = delete(Sandbox).where(Sandbox.state == State.GONE, Sandbox.ended_at < ended_before)
+    async def purge(self, sandbox_ids: Collection[str]) -> None:
+        """Forget sandboxes that are gone, with their tags and the idempotency keys that made them."""
+        ids = list(sandbox_ids)
         async with self._write() as session:
-            ids = (await session.execute(gone.returning(Sandbox.id))).scalars().all()
-            await session.execute(delete(IdempotencyKey).where(IdempotencyKey.created_at < ended_before))
-            return ids
+            await session.execute(delete(IdempotencyKey).where(IdempotencyKey.sandbox_id.in_(ids)))
+            await session.execute(delete(Sandbox).where(Sandbox.id.in_(ids), Sandbox.state == State.GONE))
 
 
 class LimitCheck:
