@@ -89,13 +89,16 @@ class ServerProcess:
 
     def down(self) -> None:
         """End whatever is left of it."""
-        subprocess.run(
+        done = subprocess.run(
             [FORKYARD, "down", "--data-dir", str(self.data_dir), "--quiet"],
-            check=True,
+            check=False,
             env=self._env,
             capture_output=True,
+            text=True,
             timeout=120,
         )
+        if done.returncode:
+            raise RuntimeError(f"forkyard down failed:\n{done.stderr}{done.stdout}")
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """Until it has ended; the exit code, negative for a signal. Raises subprocess.TimeoutExpired."""

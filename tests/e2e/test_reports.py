@@ -139,7 +139,8 @@ def test_r09_a_terminal_has_its_size_follows_it_and_takes_late_calls(sandbox: Sa
 
     say("stty size\n")
     expect(b"31 117\r\n")
-    say("trap 'stty size' WINCH; while :; do sleep .1; done\n")
+    say("trap 'stty size' WINCH; echo re''ady; while :; do sleep .1; done\n")
+    expect(b"ready\r\n")
     sandbox.pty.resize(handle.pid, PtySize(rows=40, cols=132))
     expect(b"40 132\r\n")
     say("\x03")
