@@ -66,6 +66,10 @@ class TokenBucket:
             return 0.0
         return (needed - self._tokens) / self._rate
 
+    def give_back(self, count: int) -> None:
+        """Tokens that were taken and not used."""
+        self._tokens = min(self._burst, self._tokens + count)
+
 
 class Admission:
     """Decides whether the node and the team have room for more."""
@@ -99,7 +103,9 @@ class Admission:
 
     def check_rate(self, team_id: str, count: int) -> None:
         """Raise SandboxLimit when the node or the team creates faster than allowed."""
-        for owner, limits, words in (("", self._node, "this server"), (team_id, self._team, "your team")):
+        taken: list[TokenBucket] = []
+        # The team's before the node's, and all or none: a team over its own limit must not use up what the others have.
+        for owner, limits, words in ((team_id, self._team, "your team"), ("", self._node, "this server")):
             if not limits.creates_per_second:
                 continue
             bucket = self._buckets.get(owner)
@@ -107,10 +113,13 @@ class Admission:
                 bucket = self._buckets[owner] = TokenBucket(limits.creates_per_second, self._clock)
             wait = bucket.take(count)
             if wait > 0:
+                for other in taken:
+                    other.give_back(count)
                 raise SandboxLimit(
                     f"{words} creates more than {limits.creates_per_second:g} sandboxes a second",
                     retry_after=wait,
                 )
+            taken.append(bucket)
 
     def room_for(self, team_id: str, more: Usage = NOTHING) -> LimitCheck:
         """The check to hand to the store with the write that takes the room; `more` is what is not written yet."""

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from forkyard.host import disk
 from forkyard.sandboxes import admission
-from forkyard.sandboxes.admission import Limits, TokenBucket
+from forkyard.sandboxes.admission import Admission, Limits, TokenBucket
 from forkyard.sandboxes.errors import DiskFull, SandboxLimit
 from forkyard.sandboxes.state import State
 from forkyard.testing.clock import ManualClock
@@ -110,6 +111,33 @@ async def test_the_rate_of_creates(world: World) -> None:
         await world.server.sandboxes.resume(TEAM, sandbox.id, timeout_s=60)
     await world.clock.advance(0.5)
     await world.server.sandboxes.resume(TEAM, sandbox.id, timeout_s=60)
+
+
+async def test_who_is_refused_uses_nothing_up(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    def allowed(team_id: str) -> bool:
+        try:
+            rates.check_rate(team_id, 1)
+        except SandboxLimit:
+            return False
+        return True
+
+    rates = Admission(
+        node_id="node",
+        node=Limits(creates_per_second=4),
+        team=Limits(creates_per_second=2),
+        data_dir=tmp_path,
+        min_free_disk=0,
+        clock=clock,
+    )
+    # One team that tries without end leaves the others what it may not have itself,
+    assert [allowed("greedy") for _ in range(10)] == [True] * 2 + [False] * 8
+    assert [allowed("modest") for _ in range(2)] == [True, True]
+    # and who is refused for the sake of the server keeps what his team may have.
+    assert [allowed("late") for _ in range(5)] == [False] * 5
+    await clock.advance(0.5)
+    assert [allowed("late") for _ in range(2)] == [True, True]
 
 
 def test_a_token_bucket() -> None:
