@@ -120,6 +120,8 @@ class Machines:
                 try:
                     return await self._restore(spec, directory, empty.slot, empty.container, made=True)
                 except DriverError as error:
+                    if self.records.get(spec.name) is not None:
+                        raise  # It stands yet: whoever destroys the machine finds it by the record alone.
                     # It may have died while it waited, with nobody noticing yet: that is not the snapshot's fault.
                     log.warning("an empty machine failed", container=empty.container, error=str(error))
             slot = await self._stock.take(spec.egress)

@@ -1,0 +1,86 @@
+"""Machines of the gVisor driver on a runtime that fails."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkyard.drivers.gvisor.config import GvisorConfig
+from forkyard.drivers.gvisor.empties import Empty
+from forkyard.drivers.gvisor.machines import Machines
+from forkyard.drivers.gvisor.runtime import Container
+from forkyard.host.addresses import DEFAULT_POOL, AddressPool, Slot
+from forkyard.sandboxes.driver import DriverError, EgressPolicy, MachineSpec, Shape
+from forkyard.testing.clock import ManualClock
+
+SHAPE = Shape("1" * 64, "2" * 64, "3" * 64, 2, 512, 1024)
+SPEC = MachineSpec("m", SHAPE, EgressPolicy())
+
+
+class Network:
+    """Gives slots out by number, and knows which are out."""
+
+    def __init__(self) -> None:
+        self.used: set[int] = set()
+        self._pool = AddressPool("abcdef")
+
+    async def create(self, policy: EgressPolicy) -> Slot:
+        slot = self._pool.slot(len(self.used))
+        self.used.add(slot.number)
+        return slot
+
+    async def recycle(self, slot: Slot, policy: EgressPolicy) -> None: ...
+
+    async def remove(self, slot: Slot) -> None:
+        self.used.discard(slot.number)
+
+
+class Runtime:
+    """Containers by id; restores and ends of those in `broken` fail."""
+
+    def __init__(self) -> None:
+        self.containers: set[str] = set()
+        self.broken: set[str] = set()
+
+    async def get(self, _runtime: str) -> "Runtime":
+        return self
+
+    async def create(self, container: str, request: Any) -> None:
+        self.containers.add(container)
+
+    async def restore(self, container: str, directory: Path, slot: Slot) -> Container:
+        if container in self.broken:
+            raise DriverError("it failed")
+        return Container(container, "running", 1, 1, "")
+
+    async def delete(self, container: str) -> None:
+        if container in self.broken:
+            raise DriverError("its processes do not end")
+        self.containers.discard(container)
+
+
+class Groups:
+    def path(self, name: str) -> str:
+        return f"/{name}"
+
+
+async def test_what_cannot_be_taken_away_keeps_its_record(tmp_path: Path) -> None:
+    runtime, network = Runtime(), Network()
+    for folder in ("machines", "volumes", "logs"):
+        (tmp_path / folder).mkdir()
+    config = GvisorConfig("abcdef", tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, DEFAULT_POOL)
+    machines = Machines(config, network, Groups(), runtime, ManualClock())  # type: ignore[arg-type]
+    empty = Empty("empty-1", await network.create(SPEC.egress), SHAPE)
+    runtime.containers.add(empty.container)
+    runtime.broken.add(empty.container)
+    machines.empties._ready[SHAPE] = [empty]
+    with pytest.raises(DriverError, match="do not end"):
+        await machines.restore(SPEC, tmp_path)
+    assert [record.container for record in machines.records.all()] == ["empty-1"]
+    # Whoever tries again, when that can work, leaves nothing.
+    runtime.broken.clear()
+    await machines.destroy(SPEC.name)
+    await machines.close()
+    assert (runtime.containers, network.used) == (set(), set())
+    await machines.restore(SPEC, tmp_path)
+    assert runtime.containers == {"m"}
