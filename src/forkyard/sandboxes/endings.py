@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import datetime
 
 from forkyard.base.crashpoints import crash_point, crash_points
@@ -11,7 +12,7 @@ from forkyard.base.logging import get_logger
 from forkyard.base.retry import retry
 from forkyard.sandboxes.core import Core, Settled, claim, insist, machine_name, sandbox_of, settle
 from forkyard.sandboxes.driver import DriverError, Handle
-from forkyard.sandboxes.errors import SandboxNotFound
+from forkyard.sandboxes.errors import SandboxNotFound, WrongState
 from forkyard.sandboxes.models import Sandbox, SnapshotState
 from forkyard.sandboxes.state import State
 
@@ -115,7 +116,9 @@ async def machine_died(core: Core, name: str, reason: str) -> None:
 async def bury_rest(core: Core) -> None:
     """Try once more what `machine_died` could not do."""
     for name, reason in list(core.unburied.items()):
-        await machine_died(core, name, reason)
+        # One in a transition that takes long must not keep the others, and all else that is left, from their turn.
+        with suppress(WrongState):
+            await machine_died(core, name, reason)
 
 
 async def _bury(core: Core, name: str, reason: str) -> None:

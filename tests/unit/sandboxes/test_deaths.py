@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from forkyard.base.errors import ForkyardError
 from forkyard.sandboxes.driver import DriverError
-from forkyard.sandboxes.endings import machine_died, remove_leftovers
+from forkyard.sandboxes.endings import bury_rest, machine_died, remove_leftovers
 from forkyard.sandboxes.errors import SandboxNotFound
 from forkyard.sandboxes.state import State
 from forkyard.testing.core import TEAM
@@ -117,3 +117,23 @@ async def test_a_machine_that_cannot_be_destroyed_is_tried_again_for_long(world:
     await remove_leftovers(world.core)
     assert world.core.leftovers == set()
     assert name not in world.host.machines
+
+
+async def test_a_long_transition_does_not_keep_others_from_being_buried(world: World) -> None:
+    world.options["join_timeout"] = 0.0
+    await world.stop()
+    await world.start()
+    busy, dead = await world.create(), await world.create()
+    held = world.host.faults.add(hold("driver.checkpoint"))
+    work = asyncio.create_task(world.server.sandboxes.snapshot(TEAM, busy.id))
+    async with asyncio.timeout(5):
+        await held.reached.wait()
+    for sandbox in (busy, dead):
+        world.core.unburied[f"{sandbox.id}-{sandbox.generation}"] = "signal KILL"
+    world.host.kill(world.machine(dead.id).name)
+    await world.server.do(bury_rest(world.core))
+    assert await world.state(dead.id) is State.GONE
+    assert list(world.core.unburied) == [f"{busy.id}-{busy.generation}"]
+    world.core.unburied.clear()
+    held.release()
+    await work
