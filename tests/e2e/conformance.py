@@ -3,8 +3,8 @@
     python -m tests.e2e.conformance <folder with the SDK's tests> [--sdk VERSION ...] [-k EXPRESSION]
 
 The ids are in `conformance-ids.txt`. Each SDK version gets a virtual environment of its own; the result goes to
-`conformance.json`. The tests run unmodified in a copy outside this repository; `get_host()` names are resolved to this
-machine by a start-up file of that environment, and their certificate is of a private authority.
+`conformance.json`. The tests run unmodified in a copy outside this repository; the names that `get_host()` gives lead
+to this machine, with a certificate of a private authority.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import trustme
-
+from tests.e2e.private_domain import PrivateDomain
 from tests.e2e.server import ServerProcess, free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 VERSIONS = ("2.45.1", "2.63.0")
 """The suite's own SDK version, and the newest."""
-DOMAIN = "forkyard.test"
 
 REASONS: Sequence[tuple[str, str]] = (
     (r"/template_(a)?sync/", "template builds are not there yet"),
@@ -39,15 +37,6 @@ REASONS: Sequence[tuple[str, str]] = (
     (r"firewall_transform|mask_request_host", "needs the httpbin template"),
 )
 """Why a test fails, by id, where the reason is not in the failure itself."""
-
-RESOLVER = f"""
-import socket
-_resolve = socket.getaddrinfo
-def _here(host, *args, **kwargs):
-    name = host.decode() if isinstance(host, bytes) else host
-    return _resolve("127.0.0.1" if name and name.endswith(".{DOMAIN}") else host, *args, **kwargs)
-socket.getaddrinfo = _here
-"""
 
 
 @dataclass(frozen=True)
@@ -107,36 +96,29 @@ def _run_version(version: str, tests: Path, ids: Sequence[str], scratch: Path, w
     shutil.copytree(tests, scratch / "tests")
     if (tests.parent / "pytest.ini").exists():
         shutil.copy(tests.parent / "pytest.ini", scratch)
-    certificate, authority = _certificate(scratch)
-    tls_port = free_port()
-    settings = {
-        "FORKYARD_DOMAIN": DOMAIN,
-        "FORKYARD_TLS_PORT": str(tls_port),
-        "FORKYARD_TLS_CERT": str(certificate),
-        "FORKYARD_TLS_KEY": str(certificate.with_suffix(".key")),
-        "FORKYARD_PUBLIC_DOMAIN": f"{DOMAIN}:{tls_port}",
-    }
     report = scratch / "report.xml"
-    with ServerProcess(scratch / "data", env=settings) as server:
-        command = [
-            python,
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            workers,
-            f"--junitxml={report}",
-            "-p",
-            "no:cacheprovider",
-            *ids,
-        ]
-        subprocess.run(
-            command,
-            cwd=scratch,
-            env={**os.environ, **server.sdk_env(), "SSL_CERT_FILE": str(authority)},
-            check=False,
-            timeout=3000,
-        )
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        workers,
+        f"--junitxml={report}",
+        "-p",
+        "no:cacheprovider",
+        *ids,
+    ]
+    with PrivateDomain(scratch) as domain:
+        settings = {**domain.server_env(), "FORKYARD_TLS_PORT": str(free_port())}
+        with ServerProcess(scratch / "data", env=settings) as server:
+            subprocess.run(
+                domain.command(command),
+                cwd=scratch,
+                env={**os.environ, **server.sdk_env(), **domain.client_env()},
+                check=False,
+                timeout=3000,
+            )
     return _read(report, version, ids)
 
 
@@ -156,23 +138,8 @@ def _environment(version: str) -> str:
             "python-dotenv",
         ]
         subprocess.run([python, "-m", "pip", "install", "-q", f"e2b=={version}", *packages], check=True)
-        site = next((folder / "lib").glob("python3*/site-packages"))
-        (site / "resolve_here.py").write_text(RESOLVER)
-        (site / "resolve_here.pth").write_text("import resolve_here\n")
         (folder / "complete").touch()
     return str(python)
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A wildcard certificate with its key beside it, and the bundle of authorities that trusts it."""
-    authority = trustme.CA()
-    issued = authority.issue_cert(DOMAIN, f"*.{DOMAIN}")
-    certificate = folder / "server.pem"
-    certificate.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
-    certificate.with_suffix(".key").write_bytes(issued.private_key_pem.bytes())
-    bundle = folder / "authorities.pem"
-    bundle.write_bytes(authority.cert_pem.bytes())
-    return certificate, bundle
 
 
 def _read(report: Path, version: str, ids: Sequence[str]) -> Outcome:

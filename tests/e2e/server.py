@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -21,16 +22,26 @@ class ServerProcess:
     """`forkyard serve` on a data directory and a free port; everything of it is gone at the end."""
 
     def __init__(
-        self, data_dir: Path, *, env: Mapping[str, str] | None = None, port: int | None = None
+        self,
+        data_dir: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+        authority: Path | None = None,
     ) -> None:
+        """`authority` is the file of the certificate authority when `env` puts TLS on the port."""
         self.data_dir = data_dir
         self.port = port or free_port()
         self._env = {**os.environ, "FORKYARD_LOG_LEVEL": "info", **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        self._trust: ssl.SSLContext | None = None
+        if authority is not None:
+            self._trust = ssl.create_default_context(cafile=str(authority))
+            self._trust.check_hostname = False  # asked by address here
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._trust is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def api_key(self) -> str:
@@ -45,6 +56,16 @@ class ServerProcess:
     def sdk_env(self) -> dict[str, str]:
         """The three variables that point an E2B SDK here."""
         return {"E2B_API_KEY": self.api_key, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
+
+    def printed_env(self) -> dict[str, str]:
+        """The same as the server printed them at its last start, taken as a shell would."""
+        printed = self.log.read_text().rpartition("Point an E2B SDK at it:\n")[2]
+        commands = [line for line in printed.splitlines() if line.startswith(("  export ", "  unset "))]
+        script = "\n".join([*commands, "env"])
+        path = {"PATH": os.environ["PATH"]}
+        done = subprocess.run(["sh", "-c", script], env=path, capture_output=True, text=True, check=True)
+        found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        return {name: value for name, value in found.items() if name.startswith("E2B_")}
 
     def start(self, timeout_s: float = 90.0, *, env: Mapping[str, str] | None = None) -> None:
         """Start, with `env` for this run only, and wait until it is ready. Raises RuntimeError with the log."""
@@ -74,7 +95,7 @@ class ServerProcess:
 
     def answers(self, path: str) -> bool:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=2) as response:
+            with urllib.request.urlopen(self.url + path, timeout=2, context=self._trust) as response:
                 return bool(response.status < 300)
         except OSError:
             return False

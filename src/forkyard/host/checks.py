@@ -70,8 +70,9 @@ class CheckConfig:
     """What to check against."""
 
     slot_range: IPv4Network = DEFAULT_POOL
-    listen: tuple[str, int] | None = None
-    """Address and port that a server is to listen on; None when its edge has them already."""
+    listen: tuple[tuple[str, int, str], ...] = ()
+    """Addresses and ports that a server is to listen on, each with the option that chooses the port; without those
+    that its edge has already."""
     min_memory: int = 1 << 30
 
 
@@ -340,24 +341,32 @@ async def _virtualisation(name: str, _config: CheckConfig) -> CheckResult:
 
 
 async def _port(name: str, config: CheckConfig) -> CheckResult:
-    if config.listen is None:
+    if not config.listen:
         return CheckResult(name, Status.OK, "held by this instance's edge")
-    host, port = config.listen
+    for host, port, option in config.listen:
+        problem = _cannot_bind(host, port)
+        if problem is not None:
+            holder = await asyncio.to_thread(port_holder, port)
+            return CheckResult(
+                name,
+                Status.FAILED,
+                f"port {port} on {host} cannot be used ({problem}){f'; {holder} has it' if holder else ''}",
+                "the API and all sandboxes are reached through it",
+                f"stop the program that has it, or choose another port with {option}",
+            )
+    free = " and ".join(f"port {port} on {host}" for host, port, _ in config.listen)
+    return CheckResult(name, Status.OK, f"{free} {'is' if len(config.listen) == 1 else 'are'} free")
+
+
+def _cannot_bind(host: str, port: int) -> str | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            holder = await asyncio.to_thread(port_holder, port)
-            return CheckResult(
-                name,
-                Status.FAILED,
-                f"port {port} on {host} cannot be used ({error.strerror}){f'; {holder} has it' if holder else ''}",
-                "the API and all sandboxes are reached through it",
-                "stop the program that has it, or choose another port with --port",
-            )
-    return CheckResult(name, Status.OK, f"port {port} on {host} is free")
+            return error.strerror or str(error)
+    return None
 
 
 async def _helpful_settings(name: str, _config: CheckConfig) -> CheckResult:

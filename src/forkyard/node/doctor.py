@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 from forkyard.base.errors import ForkyardError
-from forkyard.host.checks import CheckConfig, CheckResult, Status, check_host
+from forkyard.host.checks import CheckResult, Status
 from forkyard.host.instance import read_instance_id
 from forkyard.host.remains import Remains, clean, find_remains
 from forkyard.host.settings import apply_settings, undo_settings
-from forkyard.node.edge_client import edge_answers
-from forkyard.node.preflight import find_image, missing_programs
+from forkyard.node.edge_process import find_edge
+from forkyard.node.preflight import check_certificate, check_machine, find_image, missing_programs
 from forkyard.node.settings import Settings
 from forkyard.sandboxes.models import SnapshotState
 from forkyard.sandboxes.snapshots import Manifest
@@ -26,8 +26,9 @@ __all__ = ["CheckResult", "Status", "clean_up", "examine", "fix"]
 async def examine(settings: Settings) -> list[CheckResult]:
     """Every check, in a fixed order; nothing is changed."""
     results = [_programs(settings), _image(settings)]
-    listen = None if await edge_answers(settings.edge_socket) else (settings.host, settings.port)
-    results += await check_host(CheckConfig(slot_range=settings.subnets, listen=listen))
+    certificate = await check_certificate(settings)
+    results += [certificate] if certificate else []
+    results += await check_machine(settings, await find_edge(settings))
     results += [_remains_result(found) for found in await find_remains() if found.dead]
     results += await _versions(settings)
     return results

@@ -14,7 +14,8 @@ import uvloop
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import configure_logging
 from forkyard.host.instance import Instance
-from forkyard.node.edge_client import edge_answers
+from forkyard.node.announcement import announcement
+from forkyard.node.edge_process import end_edge, find_edge
 from forkyard.node.preflight import check_start, find_image
 from forkyard.node.server import Server
 from forkyard.node.settings import Settings
@@ -23,7 +24,8 @@ from forkyard.node.settings import Settings
 async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; answers the exit code. Raises ForkyardError, with what to do, if it cannot."""
     configure_logging(_log_format(settings), settings.log_level)
-    await check_start(settings, edge_is_up=await edge_answers(settings.edge_socket))
+    edge = await find_edge(settings)
+    await check_start(settings, edge)
     image = find_image(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -31,9 +33,12 @@ async def serve(settings: Settings) -> int:
         loop.add_signal_handler(number, stop.set)
     started = time.perf_counter()
     with Instance.open(settings.data_dir) as instance:
+        if edge is not None and not edge.fits(settings):
+            _progress("the edge that runs has other settings: starting another")
+            await end_edge(settings, edge)
         server = Server(settings, instance)
         await server.start(image, _progress)
-        _announce(settings, time.perf_counter() - started)
+        _say(announcement(settings, time.perf_counter() - started))
         await stop.wait()
         _say("stopping ...")
         running = await server.stop()
@@ -69,20 +74,6 @@ def _log_format(settings: Settings) -> Literal["json", "pretty"]:
 
 def _progress(part: str) -> None:
     _say(f"  {part} ...")
-
-
-def _announce(settings: Settings, seconds: float) -> None:
-    key_file = settings.api_key_file
-    _say(
-        f"""
-Forkyard is ready after {seconds:.1f} s at {settings.url}   (docs: {settings.url}/docs)
-
-Point an E2B SDK at it:
-  export E2B_API_URL={settings.url}
-  export E2B_SANDBOX_URL={settings.url}
-  export E2B_API_KEY=$(cat {key_file})
-"""
-    )
 
 
 def _say(text: str) -> None:

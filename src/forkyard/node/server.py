@@ -102,7 +102,7 @@ class Server:
                 registry=self._registry,
                 edge=self._edge_client,
                 readiness=self._readiness,
-                public_domain=settings.public_domain or (settings.domain if settings.tls_cert else None),
+                public_domain=settings.sdk_domain,
             ),
             settings.api_socket,
         )

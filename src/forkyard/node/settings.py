@@ -7,11 +7,12 @@ directory or at `FORKYARD_CONFIG`, defaults.
 from __future__ import annotations
 
 import os
-from ipaddress import IPv4Network
+import re
+from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,6 +21,10 @@ from pydantic_settings import (
 )
 
 DEFAULT_DATA_DIR = Path("/var/lib/forkyard")
+
+HTTPS_PORT = 443
+
+_HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -43,13 +48,14 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     """Address the public port listens on. 0.0.0.0 opens it to the network: use TLS then."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 3000
+    port: Annotated[int, Field(ge=1, le=65535)] = 3000
     domain: str = "localhost"
-    """Public domain: sandboxes are reached at `<port>-<id>.<domain>` too."""
+    """Public domain: sandboxes are reached at `<port>-<id>.<domain>` too, the API at `api.<domain>`."""
     public_domain: str | None = None
-    """What SDKs are told as the sandboxes' domain, with its port if that is not 443; `domain` when TLS is on."""
+    """`domain` with the port at which SDKs reach it by TLS, where something in front of this server changes that
+    port or speaks TLS for it. Follows from the other settings when TLS is on."""
     tls_cert: Path | None = None
-    """PEM file with the certificate chain for `domain` and `*.domain`."""
+    """PEM file with the certificate chain for `*.domain`."""
     tls_key: Path | None = None
     tls_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """A second port for TLS, the first one staying plain; 0: TLS on the first port."""
@@ -86,10 +92,42 @@ class Settings(BaseSettings):
     team_max_disk_mb: NotNegative = 0
     team_max_creates_per_second: Annotated[float, Field(ge=0)] = 0
 
+    @field_validator("host")
+    @classmethod
+    def _check_host(cls, host: str) -> str:
+        if host != "localhost":
+            # Requests to this address by any other name would not be taken for ours.
+            try:
+                ip_address(host)
+            except ValueError:
+                raise ValueError("must be an IP address of this machine, or localhost") from None
+        return host
+
+    @field_validator("tls_cert", "tls_key")
+    @classmethod
+    def _from_here(cls, path: Path | None) -> Path | None:
+        return path.absolute() if path is not None else None  # The edge works in another directory.
+
+    @field_validator("domain")
+    @classmethod
+    def _check_domain(cls, domain: str) -> str:
+        domain = domain.lower()
+        if len(domain) > 200 or not _HOST_NAME.fullmatch(domain):
+            raise ValueError("must be a domain name, without a port")
+        return domain
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
+        if self.tls_cert is not None and self.domain == "localhost":
+            raise ValueError("TLS needs `domain`, the name that the certificate is for: SDKs go by it")
+        if self.tls_port and self.tls_cert is None:
+            raise ValueError("tls_port needs tls_cert and tls_key")
+        if self.tls_port == self.port:
+            raise ValueError("port and tls_port must differ; without tls_port, TLS is on port")
+        if self.public_domain is not None and not _is_at(self.public_domain, self.domain):
+            raise ValueError(f"public_domain must be domain ({self.domain}), or that with :PORT behind it")
         if not self.data_dir.is_absolute():
             raise ValueError("data_dir must be an absolute path")
         return self
@@ -153,17 +191,51 @@ class Settings(BaseSettings):
     def images(self) -> Path:
         return self.image_dir or _checkout() / "build" / "images"
 
+    # -- addresses -----------------------------------------------------------------------------------
+
+    @property
+    def sdk_domain(self) -> str | None:
+        """What SDKs know as E2B_DOMAIN, with its port unless that is 443; None when there is no TLS."""
+        if self.public_domain is not None:
+            return self.public_domain
+        if self.tls_cert is None:
+            return None
+        port = self.tls_port or self.port
+        return self.domain if port == HTTPS_PORT else f"{self.domain}:{port}"
+
+    @property
+    def plain_url(self) -> str | None:
+        """Where the public port is reached without TLS, from this machine at least; None when it speaks TLS."""
+        if self.tls_cert is not None and not self.tls_port:
+            return None
+        host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else self.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
     @property
     def url(self) -> str:
-        """What clients on this machine use."""
-        scheme = "https" if self.tls_cert else "http"
-        host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else self.host
-        return f"{scheme}://{host}:{self.port}"
+        """The API's address: by TLS when SDKs use that."""
+        return f"https://api.{self.sdk_domain}" if self.sdk_domain else str(self.plain_url)
+
+    @property
+    def sdk_variables(self) -> dict[str, str]:
+        """The variables that point an unmodified E2B SDK here, but for the key; "" must be unset.
+
+        With TLS every sandbox has a host name, so that SDKs need no E2B_SANDBOX_URL, and must not have one.
+        """
+        if self.sdk_domain is None:
+            return {"E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
+        return {"E2B_API_URL": self.url, "E2B_DOMAIN": self.sdk_domain, "E2B_SANDBOX_URL": ""}
 
 
 def load(**given: Any) -> Settings:
     """Settings from all sources; `given` (the command line) wins. Raises pydantic.ValidationError."""
     return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _is_at(public_domain: str, domain: str) -> bool:
+    """Whether that is the domain, or the domain with a port behind it."""
+    name, colon, port = public_domain.lower().partition(":")
+    return name == domain and (not colon or (port.isdecimal() and 0 < int(port) < 65536))
 
 
 def _config_file(given: dict[str, Any]) -> Path:

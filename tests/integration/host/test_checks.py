@@ -42,13 +42,15 @@ async def test_a_port_in_use_names_the_program_that_has_it() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        found = (await results(CheckConfig(listen=("127.0.0.1", port))))["port"]
+        found = (await results(CheckConfig(listen=(("127.0.0.1", port, "--tls-port"),))))["port"]
     assert found.status is Status.FAILED
     assert f"process {os.getpid()} (" in found.sentence
-    assert "--port" in found.fix
+    assert "--tls-port" in found.fix
     with pytest.raises(RequirementMissing, match=f"port {port}"):
         require([found])
-    assert (await results(CheckConfig(listen=("127.0.0.1", port))))["port"].status is Status.OK
+    assert (await results(CheckConfig(listen=(("127.0.0.1", port, "--tls-port"),))))[
+        "port"
+    ].status is Status.OK
 
 
 async def test_without_nft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,22 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Public port; 3000 by default.")] = None,
     domain: Annotated[
         str | None,
-        typer.Option(help="Sandboxes are reached at <port>-<id>.DOMAIN too; localhost by default."),
+        typer.Option(
+            help="Sandboxes are reached at <port>-<id>.DOMAIN, the API at api.DOMAIN; localhost by default."
+        ),
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate for DOMAIN and *.DOMAIN.")
-    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file with the certificate for *.DOMAIN.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+    tls_port: Annotated[
+        int | None,
+        typer.Option(
+            help="A second port, for TLS, the first one staying plain; TLS is on --port by default."
+        ),
+    ] = None,
+    public_domain: Annotated[
+        str | None,
+        typer.Option(help="DOMAIN:PORT as SDKs reach it by TLS, where something in front changes that."),
+    ] = None,
     warm_pool: Annotated[
         int | None, typer.Option(help="Restored sandboxes of `base` kept ready; 2 by default.")
     ] = None,
@@ -51,6 +61,8 @@ def serve(
         domain=domain,
         tls_cert=tls_cert,
         tls_key=tls_key,
+        tls_port=tls_port,
+        public_domain=public_domain,
         warm_pool=warm_pool,
         keeper=False if no_keeper else None,
     )
