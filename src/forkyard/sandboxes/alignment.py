@@ -72,6 +72,9 @@ async def align(core: Core, row: Sandbox) -> None:
     except Exception as error:
         log.warning("egress rules could not be applied", sandbox_id=row.id, error=repr(error))
         core.unaligned.add(row.id)
+    if row.unhealthy_reason is not None:
+        # A watch begins anew: of one that is ill it tells again, of one that has got well meanwhile it does not.
+        await core.store.set_values(row.id, states=[State.RUNNING], values={"unhealthy_reason": None})
     await watch_machine(core, row.id, Handle.from_json(row.handle))
 
 

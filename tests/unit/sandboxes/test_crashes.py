@@ -38,6 +38,15 @@ async def test_a_second_child_that_is_cut_off(world: World) -> None:
     await after_restart(world, fork, sandbox_id)
 
 
+async def test_a_new_watch_does_not_go_on_with_what_the_last_one_told(world: World) -> None:
+    sandbox = await world.create()
+    await world.server.quiet()
+    ill = {"unhealthy_reason": "no answer"}
+    await world.core.store.set_values(sandbox.id, states=[State.RUNNING], values=ill)
+    await world.restart()
+    assert (await world.row(sandbox.id)).unhealthy_reason is None
+
+
 async def test_running_and_paused_sandboxes_are_found_again(world: World) -> None:
     running = await world.create()
     paused = await world.create()
