@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +16,9 @@ from typing import Any, cast
 from forkyard.host.cgroups import move_process
 from forkyard.host.disk import write_atomically
 from forkyard.host.errors import ProcessGone, SpawnFailed
+
+_UCRED = struct.Struct("3i")
+"""What SO_PEERCRED gives: pid, uid, gid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,45 @@ async def end(process: ProcessHandle, grace: float) -> None:
     except TimeoutError:
         process.send(signal.SIGKILL)
         await wait_exit(process)
+
+
+async def kill(process: ProcessHandle, patience: float = 10.0) -> bool:
+    """SIGKILL, and wait until it has ended; False when that takes longer than `patience` seconds.
+
+    Then the kernel still does something for it, but none of its own code runs any more.
+    """
+    process.send(signal.SIGKILL)
+    try:
+        async with asyncio.timeout(patience):
+            await wait_exit(process)
+    except TimeoutError:
+        return False
+    return True
+
+
+def listener_of(path: Path) -> ProcessHandle | None:
+    """The process that listens on a Unix socket, whether it answers or hangs; None when nobody does.
+
+    Does not block. One whose queue of connections is full is not found either.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))
+            pid: int = _UCRED.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            )[0]
+            process = ProcessHandle.of(pid)
+        except (OSError, ProcessGone):
+            return None
+        try:
+            connection.recv(1)
+        except BlockingIOError:
+            # Connected to it still: the handle is not of another process that got its pid meanwhile.
+            return process
+        except OSError:
+            pass
+        return None
 
 
 async def spawn_detached(

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from forkyard.base.errors import Conflict, Unavailable
+from forkyard.host.processes import ProcessHandle, listener_of
 from forkyard.sandboxes.routing import Route
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5.0, sock_connect=1.0)
@@ -52,6 +53,13 @@ class EdgeClient:
         """Raises EdgeAway."""
         raw = await self._call("GET", "/v1/info", None)
         return EdgeInfo(str(raw["version"]), int(raw["pid"]), int(raw["epoch"]), str(raw["listen"]))
+
+    def process(self) -> ProcessHandle:
+        """The process behind the socket, which may hang. Raises EdgeAway when there is none."""
+        process = listener_of(self._socket)
+        if process is None:
+            raise EdgeAway("no edge listens")
+        return process
 
     async def replace(self, epoch: int, routes: Sequence[Route]) -> None:
         """The whole table. Raises EdgeAway, EpochConflict."""

@@ -13,7 +13,7 @@ import pytest
 from forkyard.base.ids import new_instance_id
 from forkyard.host import cgroups
 from forkyard.host.errors import SpawnFailed
-from forkyard.host.processes import ProcessHandle, end, spawn_detached, wait_exit
+from forkyard.host.processes import ProcessHandle, end, kill, listener_of, spawn_detached, wait_exit
 from tests.integration.host import lab
 
 SLEEP = ["/bin/sleep", "1000"]
@@ -129,3 +129,24 @@ async def test_the_group_of_a_machine_is_emptied_and_removed(tmp_path: Path) -> 
         await groups.remove_all()
     assert groups.names() == []
     assert not processes[1].alive()
+
+
+async def test_who_listens_on_a_socket_is_found_though_he_hangs(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    assert listener_of(path) is None
+    program = (
+        "import socket, time; s = socket.socket(socket.AF_UNIX);"
+        f" s.bind({str(path)!r}); s.listen(); time.sleep(1000)"
+    )
+    process = await spawn_detached([sys.executable, "-c", program], output=tmp_path / "log")
+    try:
+        await asyncio.to_thread(lab.eventually, lambda: listener_of(path) is not None, "somebody listens")
+        assert listener_of(path) == process
+        process.send(signal.SIGSTOP)
+        assert listener_of(path) == process
+        assert await kill(process)
+        assert not process.alive()
+        assert listener_of(path) is None  # the file is there still
+        assert await kill(process)
+    finally:
+        process.send(signal.SIGKILL)
