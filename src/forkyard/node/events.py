@@ -13,6 +13,8 @@ from forkyard.sandboxes.warm import WarmPool
 
 log = get_logger(__name__)
 
+_WATCHED = (State.RUNNING, State.SNAPSHOTTING)
+
 
 class MachineEvents:
     """One loop a node."""
@@ -46,7 +48,8 @@ class MachineEvents:
         row = await self._row_of(machine)
         if row is None:
             return
-        await self._core.store.set_values(row.id, states=[State.RUNNING], values={"unhealthy_reason": reason})
+        # Each is told once: what is told during a capture must not be lost either.
+        await self._core.store.set_values(row.id, states=_WATCHED, values={"unhealthy_reason": reason})
         if reason is None:
             self._core.journal.write(row.id, "its daemon answers again")
         else:
@@ -65,4 +68,4 @@ class MachineEvents:
 
     async def _row_of(self, machine: str) -> Sandbox | None:
         row = await self._core.store.by_machine(self._core.node_id, machine)
-        return row if row is not None and row.state in (State.RUNNING, State.SNAPSHOTTING) else None
+        return row if row is not None and row.state in _WATCHED else None

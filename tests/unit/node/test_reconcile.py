@@ -12,6 +12,7 @@ from forkyard.node.reconcile import Reconciler
 from forkyard.sandboxes.driver import DriverError, MachineEvent, MachineEventKind
 from forkyard.sandboxes.state import State
 from forkyard.storage.engine import DatabaseUrl
+from forkyard.testing.core import TEAM
 from forkyard.testing.database import emptied_database
 from forkyard.testing.fake_host import FakeMachine
 from forkyard.testing.faults import fail, hold
@@ -63,3 +64,19 @@ async def test_a_warm_machine_that_died_is_removed_though_that_fails_first(world
     world.server.pool.target(world.template, 0)
     await world.server.do(events.handle(MachineEvent(MachineEventKind.EXIT, name, "signal KILL")))
     assert name not in world.host.machines
+
+
+async def test_one_that_gets_well_during_a_capture_is_well(world: World) -> None:
+    sandbox = await world.create()
+    name = world.machine(sandbox.id).name
+    events = MachineEvents(world.core, world.server.pool)
+    await events.handle(MachineEvent(MachineEventKind.UNHEALTHY, name, "no answer"))
+    assert (await world.row(sandbox.id)).unhealthy_reason == "no answer"
+    held = world.host.faults.add(hold("driver.checkpoint"))
+    capture = asyncio.create_task(world.server.sandboxes.snapshot(TEAM, sandbox.id))
+    async with asyncio.timeout(5):
+        await held.reached.wait()
+    await events.handle(MachineEvent(MachineEventKind.HEALTHY, name))
+    held.release()
+    await capture
+    assert (await world.row(sandbox.id)).unhealthy_reason is None
