@@ -206,9 +206,14 @@ func (p *Process) Write(ctx context.Context, file *os.File, data []byte) error {
 		return notRunning(p.PID)
 	}
 	defer func() { p.writing <- struct{}{} }()
-	stop := context.AfterFunc(ctx, func() { _ = file.SetWriteDeadline(time.Now()) })
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
+		_ = file.SetWriteDeadline(time.Now())
+	})
 	_, err := file.Write(data)
 	if !stop() {
+		<-interrupted // it may not have come to it yet, and would spoil the next write
 		_ = file.SetWriteDeadline(time.Time{})
 	}
 	switch {
