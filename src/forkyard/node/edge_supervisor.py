@@ -89,6 +89,7 @@ class EdgeSupervisor:
         """The edge that is there, if it answers. One that hangs is killed: it would keep its ports from the next."""
         deadline = self._clock.monotonic() + _HUNG_S
         while True:
+            late = self._clock.monotonic() > deadline
             try:
                 info = await self._client.info()
             except EdgeAway as error:
@@ -96,7 +97,7 @@ class EdgeSupervisor:
                     process = self._client.process()
                 except EdgeAway:
                     return None
-                if self._clock.monotonic() > deadline:
+                if late:
                     log.error("the edge hangs and is killed", pid=process.pid, error=error.message)
                     await kill(process)
                     return None
@@ -111,11 +112,12 @@ class EdgeSupervisor:
         answered = self._clock.monotonic()
         try:
             while not (await asyncio.wait({exited}, timeout=_PROBE_S))[0]:
+                late = self._clock.monotonic() - answered > _HUNG_S
                 try:
                     await self._client.info()
                 except EdgeAway as error:
                     self._readiness.lost("edge")
-                    if self._clock.monotonic() - answered > _HUNG_S:
+                    if late:
                         log.error("the edge hangs and is killed", pid=process.pid, error=error.message)
                         await kill(process)
                 else:

@@ -87,11 +87,13 @@ class EdgeRoutes:
     async def _attach_again(self, holder: ProcessHandle | None) -> None:
         deadline = self._clock.monotonic() + _SYNC_WAIT_S
         while True:
+            # The last try begins after the deadline: what passed until then may have been a stop of our own.
+            late = self._clock.monotonic() > deadline
             try:
                 await self.attach()
                 return
             except (EdgeAway, EpochConflict) as error:
-                if self._clock.monotonic() > deadline:
+                if late:
                     log.error("the edge stays away; the route change waits for the next", error=error.message)
                     return await self._end(holder)
             await self._clock.sleep(_RETRY_S)

@@ -9,10 +9,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from forkyard.drivers.gvisor import keeper as keeper_module
 from forkyard.drivers.gvisor.driver import ENVD_PORT
 from forkyard.drivers.gvisor.keeper import KeeperAway
 from forkyard.host.errors import ProcessGone
-from forkyard.host.processes import ProcessHandle
+from forkyard.host.processes import ProcessHandle, wait_exit
 from forkyard.sandboxes.driver import DriverError, EgressPolicy, Handle, MachineEventKind
 from forkyard.testing import gvisor_bench
 from forkyard.testing.driver_contract import PATIENCE, eventually, next_event
@@ -54,6 +55,13 @@ async def keeper_process(bench: GvisorBench) -> ProcessHandle:
         return ProcessHandle.of(int((await response.json())["pid"]))
 
 
+async def found(bench: GvisorBench, handle: Handle) -> bool:
+    try:
+        return (await bench.driver.inspect(handle)).running
+    except KeeperAway:
+        return False
+
+
 async def test_envd_answers_before_and_after(bench: GvisorBench) -> None:
     source = await bench.driver.create(bench.spec("source"))
     await eventually(lambda: envd_answers(source), "envd answers")
@@ -76,13 +84,7 @@ async def test_the_keeper_is_killed(bench: GvisorBench) -> None:
         process = await keeper_process(bench)
         process.send(signal.SIGKILL)
 
-        async def goes_on() -> bool:
-            try:
-                return (await bench.driver.inspect(handle)).running
-            except KeeperAway:
-                return False
-
-        await eventually(goes_on, "the machine is found again")
+        await eventually(lambda: found(bench, handle), "the machine is found again")
         assert await keeper_process(bench) != process
         await eventually(lambda: envd_answers(handle), "envd answers")
     other = await bench.driver.create(bench.spec("other"))
@@ -105,6 +107,47 @@ async def test_the_keeper_is_killed_in_the_middle(bench: GvisorBench) -> None:
         else:
             await bench.driver.destroy(handle)
         assert await bench.left("middle") == []
+
+
+async def test_a_keeper_that_hangs_is_replaced(bench: GvisorBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "_INFO", aiohttp.ClientTimeout(total=1.0))
+    monkeypatch.setattr(keeper_module, "_SILENCE_S", 6.0)
+    handle = await bench.driver.create(bench.spec("survivor"))
+    await bench.driver.watch(handle)
+    await eventually(lambda: envd_answers(handle), "envd answers")
+    # The stream that was opened at the start has the old patience.
+    first = await keeper_process(bench)
+    first.send(signal.SIGKILL)
+    await wait_exit(first)
+    await eventually(lambda: found(bench, handle), "the machine is found again")
+    hung = await keeper_process(bench)
+    assert hung.send(signal.SIGSTOP)
+    # Asked of the one that hangs, and answered after it.
+    call = asyncio.create_task(bench.driver.inspect(handle))
+    async with asyncio.timeout(PATIENCE):
+        assert (await call).running
+    assert not hung.alive()
+    assert await envd_answers(handle)
+    other = await bench.driver.create(bench.spec("other"))
+    await bench.driver.destroy(other)
+
+
+async def test_a_keeper_that_hangs_when_the_driver_is_opened_or_closed(
+    bench: GvisorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "_INFO", aiohttp.ClientTimeout(total=1.0))
+    handle = await bench.driver.create(bench.spec("survivor"))
+    hung = await keeper_process(bench)
+    assert hung.send(signal.SIGSTOP)
+    await bench.reopen()
+    assert not hung.alive()
+    assert (await bench.driver.inspect(handle)).running
+    await bench.driver.destroy(handle)
+    hung = await keeper_process(bench)
+    assert hung.send(signal.SIGSTOP)
+    monkeypatch.setattr(keeper_module, "_ENDING_S", 1.0)
+    await bench.reopen()
+    assert not hung.alive()
 
 
 async def test_destroy_when_the_keeper_is_killed(bench: GvisorBench) -> None:

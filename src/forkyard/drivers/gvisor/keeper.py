@@ -16,15 +16,23 @@ from forkyard.drivers.gvisor.config import NODE, GvisorConfig
 from forkyard.drivers.gvisor.runtime import Container, ContainerEvent, ContainerRequest, ContainerUnusable
 from forkyard.host.addresses import Slot
 from forkyard.host.errors import ProcessGone
-from forkyard.host.processes import ProcessHandle, spawn_detached, wait_exit
+from forkyard.host.processes import ProcessHandle, kill, listener_of, spawn_detached, wait_exit
 from forkyard.sandboxes.driver import CheckpointFile, DriverError, HostFull, MachineLost
 
 log = get_logger(__name__)
 
 _CALL = aiohttp.ClientTimeout(total=120.0, sock_connect=2.0)
+_INFO = aiohttp.ClientTimeout(total=10.0, sock_connect=2.0)
+"""What only looks into its memory: a keeper that takes longer for that hangs."""
+
+_SILENCE_S = 15.0
+"""Of the event stream, on which a line comes every 5 s."""
+
 _START_S = 10.0
+_ENDING_S = 12.0
+"""A keeper that was asked to end gives calls in progress 10 s."""
+
 _LOOK_S = 0.01
-_RESTART_S = 5.0
 _MAX_LINE = 1 << 16
 
 
@@ -38,8 +46,10 @@ class KeeperAway(DriverError):
 
     code = "keeper_away"
 
-    def __init__(self, message: str, *, asked: bool = True) -> None:
+    def __init__(self, message: str, *, asked: bool = True, silent: bool = False) -> None:
         super().__init__(message)
+        self.silent = silent
+        """Whether there is one, which has said nothing in time."""
         self.asked = asked
         """Whether it may have heard the question."""
 
@@ -95,11 +105,12 @@ class Keeper:
     async def shutdown(self) -> None:
         process, self._process = self._process, None
         try:
-            await self._once("POST", "/v1/shutdown", {})
-        except KeeperAway:
-            return
+            await self._once("POST", "/v1/shutdown", {}, timeout=_INFO)
+        except KeeperAway as error:
+            log.warning("the keeper does not end by itself", error=error.message)
+            process = await asyncio.to_thread(listener_of, self._socket)
         if process is not None:
-            await wait_exit(process)
+            await self._end(process)
 
     async def list(self) -> Sequence[Container]:
         return [_container(raw) for raw in await self._call("GET", "/v1/containers", None)]
@@ -158,6 +169,7 @@ class Keeper:
         after: int | None = None
         while self._session is not None:
             try:
+                await self._ensure()
                 if after is None:
                     after = int((await self._call("GET", "/v1/info", None))["last_event_seq"])
                 for container in await self.list():
@@ -176,7 +188,7 @@ class Keeper:
         if self._session is None:
             return
         # A line comes every 5 s, so that a keeper that hangs is noticed.
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=15.0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE_S)
         url = f"http://keeper/v1/events?after={after}"
         async with self._session.get(url, timeout=timeout) as response:
             async for line in response.content:
@@ -196,12 +208,14 @@ class Keeper:
                 raise
             return await self._once(method, path, body)
 
-    async def _once(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def _once(
+        self, method: str, path: str, body: dict[str, Any] | None, *, timeout: aiohttp.ClientTimeout = _CALL
+    ) -> Any:
         if self._session is None:
             raise KeeperAway("the driver is closed")
         try:
             async with self._session.request(
-                method, f"http://keeper{path}", json=body, timeout=_CALL
+                method, f"http://keeper{path}", json=body, timeout=timeout
             ) as response:
                 if response.status == 204:
                     return None
@@ -210,17 +224,21 @@ class Keeper:
                     raise _error(response.status, answer)
                 return answer
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise KeeperAway(f"the keeper does not answer: {error!r}") from error
+            silent = isinstance(error, TimeoutError)
+            raise KeeperAway(f"the keeper does not answer: {error!r}", silent=silent) from error
 
     async def _ensure(self) -> None:
-        """Adopt or start the process."""
+        """Adopt the process, or start one. One that hangs is killed first, which is no worse for what it was doing than
+        any other end of a keeper: no sandbox ends with it, and the next one takes up or takes away what was half done.
+        """
         async with self._starting:
             try:
-                await self._adopt()
+                await self._adopt_patiently()
                 return
-            except KeeperAway:
-                if self._process is not None:
-                    await self._wait_dead(self._process)
+            except KeeperAway as error:
+                if self._session is None:
+                    raise
+                await self._end_hung(error)
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             output = self._config.log_dir / f"keeper-{self._tag}.out"
             process = await spawn_detached(self._arguments(), output=output, cgroup=self._group)
@@ -234,15 +252,35 @@ class Keeper:
                         raise KeeperAway(f"the keeper did not start: {_tail(output)}") from error
                 await self._clock.sleep(_LOOK_S)
 
-    async def _wait_dead(self, process: ProcessHandle) -> None:
+    async def _adopt_patiently(self) -> None:
+        """Ask again once: a connection may have been closed as idle, and a long silence may have been a stop of ours."""
         try:
-            async with asyncio.timeout(_RESTART_S):
+            await self._adopt()
+        except KeeperAway as error:
+            if not error.asked:
+                raise
+            await self._adopt()
+
+    async def _end_hung(self, error: KeeperAway) -> None:
+        """See to it that no keeper is there that did not answer: it holds the lock that the next one needs."""
+        process = await asyncio.to_thread(listener_of, self._socket) if error.silent else None
+        if process is not None:
+            log.error("the keeper hangs and is killed", pid=process.pid, error=error.message)
+            await kill(process)
+        elif self._process is not None:
+            # It has closed its socket: it is ending, and may finish what it is doing.
+            await self._end(self._process)
+
+    async def _end(self, process: ProcessHandle) -> None:
+        try:
+            async with asyncio.timeout(_ENDING_S):
                 await wait_exit(process)
         except TimeoutError:
-            raise KeeperAway("the keeper hangs") from None
+            log.error("the keeper does not end and is killed", pid=process.pid)
+            await kill(process)
 
     async def _adopt(self) -> None:
-        info = await self._once("GET", "/v1/info", None)
+        info = await self._once("GET", "/v1/info", None, timeout=_INFO)
         try:
             self._process = ProcessHandle.of(int(info["pid"]))
         except ProcessGone as error:
