@@ -102,16 +102,3 @@ class EdgeClient:
                 return await response.json() if response.status == 200 else {}
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EdgeAway(f"the edge does not answer: {error}") from error
-
-
-async def edge_answers(socket: Path) -> bool:
-    """Whether an edge serves this control socket."""
-    client = EdgeClient(socket)
-    await client.open()
-    try:
-        await client.info()
-    except EdgeAway:
-        return False
-    finally:
-        await client.close()
-    return True
