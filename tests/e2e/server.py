@@ -69,6 +69,15 @@ class ServerProcess:
 
     def start(self, timeout_s: float = 90.0, *, env: Mapping[str, str] | None = None) -> None:
         """Start, with `env` for this run only, and wait until it is ready. Raises RuntimeError with the log."""
+        process = self.launch(env=env)
+        deadline = time.monotonic() + timeout_s
+        while not self.answers("/ready"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start:\n{self.tail()}")
+            time.sleep(0.02)
+
+    def launch(self, *, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start, and wait for nothing."""
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -79,11 +88,7 @@ class ServerProcess:
                 env={**self._env, **(env or {})},
                 start_new_session=True,
             )
-        deadline = time.monotonic() + timeout_s
-        while not self.answers("/ready"):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the server did not start:\n{self.tail()}")
-            time.sleep(0.02)
+        return self._process
 
     @property
     def log(self) -> Path:

@@ -15,39 +15,75 @@ from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import configure_logging
 from forkyard.host.instance import Instance
 from forkyard.node.announcement import announcement
-from forkyard.node.edge_process import end_edge, find_edge
+from forkyard.node.edge_process import RunningEdge, end_edge, find_edge
 from forkyard.node.preflight import check_start, find_image
 from forkyard.node.server import Server
 from forkyard.node.settings import Settings
+from forkyard.templates.base_image.build import BaseImage
 
 
 async def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; answers the exit code. Raises ForkyardError, with what to do, if it cannot."""
+    """Serve until SIGTERM or SIGINT, also while it starts; answers the exit code.
+
+    Raises ForkyardError, with what to do, if it cannot.
+    """
     configure_logging(_log_format(settings), settings.log_level)
-    edge = await find_edge(settings)
-    await check_start(settings, edge)
-    image = find_image(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     started = time.perf_counter()
+    edge = await find_edge(settings)
+    if not await _unless(stop, check_start(settings, edge)):
+        return _stopped_early()
+    image = find_image(settings)
     with Instance.open(settings.data_dir) as instance:
-        if edge is not None and not edge.fits(settings):
-            _progress("the edge that runs has other settings: starting another")
-            await end_edge(settings, edge)
         server = Server(settings, instance)
-        await server.start(image, _progress)
-        _say(announcement(settings, time.perf_counter() - started))
-        await stop.wait()
-        _say("stopping ...")
-        running = await server.stop()
-        if not running:
-            instance.forget()
+        try:
+            if not await _unless(stop, _start(server, image, edge)):
+                return _stopped_early()
+            _say(announcement(settings, time.perf_counter() - started))
+            await stop.wait()
+            _say("stopping ...")
+            running = await server.stop()
+        finally:
+            if server.nothing_runs:
+                instance.forget()
     if running:
         _say(
             f"{running} sandboxes keep running; `forkyard serve` takes them up again, `forkyard down` ends them"
         )
+    return 0
+
+
+async def _start(server: Server, image: BaseImage, edge: RunningEdge | None) -> None:
+    if edge is not None and not edge.fits(server.settings):
+        _progress("the edge that runs has other settings: starting another")
+        await end_edge(server.settings, edge)
+    await server.start(image, _progress)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work; if `stop` comes before it is done, cancel it, let it clean up, and answer False."""
+    task = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+    if task.done():
+        await task
+        return True
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+def _stopped_early() -> int:
+    _say("stopped before it was ready")
     return 0
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from forkyard.auth.service import AuthService
 from forkyard.base.clock import Clock, SystemClock
+from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
 from forkyard.base.tasks import Operations, Supervisor
 from forkyard.drivers.gvisor.config import GvisorConfig
@@ -18,6 +20,7 @@ from forkyard.drivers.gvisor.driver import GvisorDriver
 from forkyard.guest.client import GuestClient
 from forkyard.host.disk import write_atomically
 from forkyard.host.instance import Instance
+from forkyard.host.remains import find_remains
 from forkyard.node.api import ApiServer, make_app
 from forkyard.node.edge_client import EdgeClient
 from forkyard.node.edge_supervisor import EdgeSupervisor
@@ -67,6 +70,10 @@ class Server:
         self._registry = CollectorRegistry()
         self._readiness = Readiness("database", "driver", "edge", "template")
         self._stack = AsyncExitStack()
+        self._recovering = False
+        self._driver_is_open = False
+        self.nothing_runs = False
+        """After a stop, or a start that did not succeed: nothing of this instance runs any more."""
         self._operations = Operations()
         self._database = Database(
             parse_database_url(settings.database_url)
@@ -108,14 +115,39 @@ class Server:
         )
 
     async def start(self, image: BaseImage, progress: Progress) -> None:
-        """Everything up to the point where clients are served. What was started is stopped again if this raises."""
+        """Everything up to the point where clients are served.
+
+        If this raises or is cancelled, what was started is stopped again; sandboxes that ran before go on.
+        """
         try:
             await self._start(image, progress)
         except BaseException:
-            await self._loops.stop()
-            await self._operations.drain(DRAIN_S)
-            await self._stack.aclose()
+            await self._take_back()
             raise
+
+    async def _take_back(self) -> None:
+        await self._loops.stop()
+        await self._operations.drain(DRAIN_S)
+        if self._recovering and await self._is_empty():
+            await self._edge.shutdown()
+        await self._stack.aclose()
+        self.nothing_runs = not await _has_remains(self._instance.id)
+
+    async def _is_empty(self) -> bool:
+        """Whether neither database nor driver knows of anything here that runs; False when they cannot tell."""
+        try:
+            rows = await self._core.store.of_node(self._core.node_id)
+            machines = await self._driver.list_handles()
+        except ForkyardError as error:
+            log.warning("it cannot be told what runs; it is left as it is", error=error.message)
+            return False
+        return not machines and all(row.state is State.PAUSED for row in rows)
+
+    async def _whole(self, step: Coroutine[Any, Any, object]) -> None:
+        """Wait for a step that goes on to its end when we are cancelled: half of it could not be taken back."""
+        task = asyncio.create_task(step)
+        self._stack.push_async_callback(asyncio.wait, [task])
+        await asyncio.shield(task)
 
     async def _start(self, image: BaseImage, progress: Progress) -> None:
         settings = self.settings
@@ -123,26 +155,35 @@ class Server:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         progress("database")
         self._stack.push_async_callback(self._database.close)
-        await migrate(self._database.url)
+        await self._whole(migrate(self._database.url))
         await self._auth.bootstrap(self._save_key)
         self._readiness.done("database")
         progress("driver")
-        await self._images.install(settings.images / image.image, image.sha256)
+        await self._whole(self._images.install(settings.images / image.image, image.sha256))
         await self._guests.open()
         self._stack.push_async_callback(self._guests.close)
-        await self._driver.open()
-        self._stack.push_async_callback(self._driver.close)
+        self._stack.push_async_callback(self._close_driver)
+        await self._whole(self._open_driver())
         self._readiness.done("driver")
         progress("recovery")
         await self._edge_client.open()
         self._stack.push_async_callback(self._edge_client.close)
+        self._recovering = True
         await recover(self._core, self._edge.attach)
-        await self._api.start()
         self._stack.push_async_callback(self._api.stop)
+        await self._api.start()
         progress("template")
         await self._make_template(image)
         self._readiness.done("template")
         self._start_loops()
+
+    async def _open_driver(self) -> None:
+        await self._driver.open()
+        self._driver_is_open = True
+
+    async def _close_driver(self) -> None:
+        if self._driver_is_open:  # Half open it does not know what runs, and would take it for nothing.
+            await self._driver.close()
 
     async def end_all(self) -> int:
         """End everything that runs, without serving; answers how many sandboxes that were."""
@@ -177,7 +218,8 @@ class Server:
             log.warning("operations are still in progress; the next start takes them up")
         await self._auth.usage.flush()
         running = len(await self._core.store.running(self._core.node_id))
-        if running == 0:
+        self.nothing_runs = running == 0
+        if self.nothing_runs:
             await self._edge.shutdown()
         await self._stack.aclose()
         return running
@@ -240,6 +282,15 @@ class Server:
 
     async def _save_key(self, key: str) -> None:
         await asyncio.to_thread(write_atomically, self.settings.api_key_file, f"{key}\n".encode(), mode=0o600)
+
+
+async def _has_remains(instance: str) -> bool:
+    """Whether anything of this instance is on the host; True when it cannot be told."""
+    try:
+        return any(remains.found for remains in await find_remains() if remains.instance == instance)
+    except (ForkyardError, OSError) as error:
+        log.warning("it cannot be told what is left on the host", error=str(error))
+        return True
 
 
 def _node_limits(settings: Settings) -> Limits:
