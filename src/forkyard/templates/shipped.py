@@ -53,6 +53,7 @@ async def ensure_template(core: Core, template: ShippedTemplate) -> Snapshot:
     )
     present = await core.store.find_named(team_id=EVERY_TEAM, name=template.name, tag=DEFAULT_TAG)
     if present is not None and _shape_of(core, present) == shape:
+        await _drop_nameless(core)
         return present
     log.info("making template", template=template.name)
     made = await _make(core, template, shape, present.template_id if present else new_template_id())
@@ -60,10 +61,18 @@ async def ensure_template(core: Core, template: ShippedTemplate) -> Snapshot:
         team_id=EVERY_TEAM, name=template.name, tag=DEFAULT_TAG, snapshot_id=made.id, now=core.clock.now()
     )
     crash_point("template.registered")
-    if present is not None:
-        await core.store.mark_deleting([present.id])
-        await purge_snapshots(core)
+    await _drop_nameless(core)
     return made
+
+
+async def _drop_nameless(core: Core) -> None:
+    """Give up what no name leads to: the one before an upgrade, and what a server made that died before naming it."""
+    ready = await core.store.snapshots_in(core.node_id, [SnapshotState.READY])
+    shipped = [s.id for s in ready if s.kind == SnapshotKind.TEMPLATE and s.team_id is None]
+    names = await core.store.names_of(shipped)
+    if nameless := [i for i in shipped if not names[i]]:
+        await core.store.mark_deleting(nameless)
+        await purge_snapshots(core)
 
 
 def _shape_of(core: Core, snapshot: Snapshot) -> Shape | None:
