@@ -79,7 +79,9 @@ def test_a_second_pause_says_so_and_a_paused_sandbox_is_not_running(sandbox: San
 
 def test_forked_children_diverge(sandbox: Sandbox) -> None:
     pid, before = start_counter(sandbox)
-    children = [child for child in sandbox.fork(count=3) if isinstance(child, Sandbox)]
+    forked = sandbox.fork(count=3)
+    children = [child for child in forked if isinstance(child, Sandbox)]
+    assert len(children) == 3, forked
     assert len(children) == 3
     try:
         for index, child in enumerate(children):
