@@ -7,6 +7,7 @@ import pytest
 
 from forkyard.drivers.gvisor.config import GvisorConfig
 from forkyard.drivers.gvisor.empties import Empty
+from forkyard.drivers.gvisor.keeper import Keeper, KeeperAway
 from forkyard.drivers.gvisor.machines import Machines
 from forkyard.drivers.gvisor.runtime import Container
 from forkyard.host.addresses import DEFAULT_POOL, AddressPool, Slot
@@ -84,3 +85,29 @@ async def test_what_cannot_be_taken_away_keeps_its_record(tmp_path: Path) -> Non
     assert (runtime.containers, network.used) == (set(), set())
     await machines.restore(SPEC, tmp_path)
     assert runtime.containers == {"m"}
+
+
+async def test_a_checkpoint_is_waited_for_as_long_as_the_keeper_works_on_it(tmp_path: Path) -> None:
+    config = GvisorConfig("abcdef", tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, DEFAULT_POOL)
+    keeper = Keeper(config, "3" * 64, tmp_path / "keeper", ManualClock())
+    waited: list[float] = []
+
+    class Session:
+        def request(self, *_call: object, timeout: Any, **_more: object) -> None:
+            waited.append(timeout.total)
+            raise KeeperAway("it went away")
+
+    async def ensured() -> None: ...
+
+    keeper._ensure = ensured  # type: ignore[method-assign]
+    keeper._session = Session()  # type: ignore[assignment]
+    for work in (
+        keeper._once("GET", "/v1/info", None),
+        keeper.checkpoint("m", tmp_path, leave_running=True),
+        keeper.restore("m", tmp_path, AddressPool("abcdef").slot(1)),
+    ):
+        with pytest.raises(KeeperAway):
+            await work
+    machine = 64 << 30
+    assert waited[0] <= 120
+    assert min(waited[1:]) > 30 + machine / (50 << 20)

@@ -22,6 +22,9 @@ from forkyard.sandboxes.driver import CheckpointFile, DriverError, HostFull, Mac
 log = get_logger(__name__)
 
 _CALL = aiohttp.ClientTimeout(total=120.0, sock_connect=2.0)
+_WITH_MEMORY = aiohttp.ClientTimeout(total=3600.0, sock_connect=2.0)
+"""For what takes as long as the machine's memory does: the keeper gives that up itself, after 30 s and a second for
+each 50 MiB. Who hangs up before that leaves a machine that is frozen though it is said to run on."""
 _INFO = aiohttp.ClientTimeout(total=10.0, sock_connect=2.0)
 """What only looks into its memory: a keeper that takes longer for that hangs."""
 
@@ -138,13 +141,15 @@ class Keeper:
 
     async def restore(self, container_id: str, directory: Path, slot: Slot) -> Container:
         body = {"dir": str(directory), "net": _net(slot)}
-        return _container(await self._call("POST", f"/v1/containers/{container_id}/restore", body))
+        path = f"/v1/containers/{container_id}/restore"
+        return _container(await self._call("POST", path, body, timeout=_WITH_MEMORY))
 
     async def checkpoint(
         self, container_id: str, directory: Path, *, leave_running: bool
     ) -> Sequence[CheckpointFile]:
         body = {"dir": str(directory), "leave_running": leave_running}
-        answer = await self._call("POST", f"/v1/containers/{container_id}/checkpoint", body)
+        path = f"/v1/containers/{container_id}/checkpoint"
+        answer = await self._call("POST", path, body, timeout=_WITH_MEMORY)
         return [CheckpointFile(str(f["name"]), int(f["size"])) for f in answer["files"]]
 
     async def delete(self, container_id: str) -> None:
@@ -196,17 +201,19 @@ class Keeper:
                 if raw.get("type") in ("exit", "unhealthy", "healthy", "memory"):
                     yield int(raw["seq"]), ContainerEvent(raw["type"], str(raw["id"]), _reason(raw))
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None, *, timeout: aiohttp.ClientTimeout = _CALL
+    ) -> Any:
         """Once more after a keeper that died, unless that could do something twice; whether a try that failed had an
         effect is for the caller's clean-up.
         """
         try:
-            return await self._once(method, path, body)
+            return await self._once(method, path, body, timeout=timeout)
         except KeeperAway as error:
             await self._ensure()
             if error.asked and method not in ("GET", "DELETE"):
                 raise
-            return await self._once(method, path, body)
+            return await self._once(method, path, body, timeout=timeout)
 
     async def _once(
         self, method: str, path: str, body: dict[str, Any] | None, *, timeout: aiohttp.ClientTimeout = _CALL
