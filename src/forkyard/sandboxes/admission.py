@@ -6,6 +6,7 @@ take the last place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class TokenBucket:
     """A rate with a burst of one second's worth (at least 1)."""
 
     def __init__(self, per_second: float, clock: Clock) -> None:
-        self._rate = per_second
+        self.per_second = per_second
         self._burst = max(1.0, per_second)
         self._clock = clock
         self._tokens = self._burst
@@ -58,13 +59,13 @@ class TokenBucket:
         More than the burst is granted when the bucket is full, and is paid back afterwards.
         """
         now = self._clock.monotonic()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self.per_second)
         self._at = now
         needed = min(float(count), self._burst)
         if self._tokens >= needed:
             self._tokens -= count
             return 0.0
-        return (needed - self._tokens) / self._rate
+        return (needed - self._tokens) / self.per_second
 
     def give_back(self, count: int) -> None:
         """Tokens that were taken and not used."""
@@ -83,33 +84,45 @@ class Admission:
         data_dir: Path,
         min_free_disk: int,
         clock: Clock,
+        team_limits: Callable[[str], Limits] | None = None,
     ) -> None:
+        """`team` bounds every team, unless `team_limits`, asked with a team's id, says otherwise."""
         self._node_id = node_id
         self._node = node
         self._team = team
+        self._team_limits = team_limits
         self._data_dir = data_dir
         self._min_free_disk = min_free_disk
         self._clock = clock
         self._buckets: dict[str, TokenBucket] = {}
 
+    def has_room(self, needed: int) -> bool:
+        """Whether the disk has this many bytes above the watermark."""
+        return free_bytes(self._data_dir) >= self._min_free_disk + needed
+
     def check_disk(self, needed: int = 0) -> None:
         """Raise DiskFull when less than the watermark (plus `needed` bytes) is free. Before anything is stopped."""
         free = free_bytes(self._data_dir)
         if free < self._min_free_disk + needed:
+            wanted = f", and {needed >> 20} MiB are needed" if needed else ""
             raise DiskFull(
-                f"the host has {free >> 20} MiB of disk left, and keeps {self._min_free_disk >> 20} MiB free; "
+                f"the host has {free >> 20} MiB of disk left, keeps {self._min_free_disk >> 20} MiB free{wanted}; "
                 "delete sandboxes or snapshots, or lower FORKYARD_MIN_FREE_DISK_MB"
             )
+
+    def _limits_of(self, team_id: str) -> Limits:
+        return self._team if self._team_limits is None else self._team_limits(team_id)
 
     def check_rate(self, team_id: str, count: int) -> None:
         """Raise SandboxLimit when the node or the team creates faster than allowed."""
         taken: list[TokenBucket] = []
         # The team's before the node's, and all or none: a team over its own limit must not use up what the others have.
-        for owner, limits, words in ((team_id, self._team, "your team"), ("", self._node, "this server")):
+        bounds = ((team_id, self._limits_of(team_id), "your team"), ("", self._node, "this server"))
+        for owner, limits, words in bounds:
             if not limits.creates_per_second:
                 continue
             bucket = self._buckets.get(owner)
-            if bucket is None:
+            if bucket is None or bucket.per_second != limits.creates_per_second:
                 bucket = self._buckets[owner] = TokenBucket(limits.creates_per_second, self._clock)
             wait = bucket.take(count)
             if wait > 0:
@@ -123,7 +136,7 @@ class Admission:
 
     def room_for(self, team_id: str, more: Usage = NOTHING) -> LimitCheck:
         """The check to hand to the store with the write that takes the room; `more` is what is not written yet."""
-        return _Room(self._node_id, self._node, team_id, self._team, more)
+        return _Room(self._node_id, self._node, team_id, self._limits_of(team_id), more)
 
 
 class _Room(LimitCheck):

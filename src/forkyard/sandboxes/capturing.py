@@ -10,7 +10,7 @@ from forkyard.base.crashpoints import crash_point, crash_points
 from forkyard.base.errors import ForkyardError, InvalidInput
 from forkyard.base.logging import get_logger
 from forkyard.guest.errors import GuestError
-from forkyard.sandboxes.core import Claim, Core, Settled, claim, insist, still_owns, visible
+from forkyard.sandboxes.core import Claim, Core, Settled, insist, still_owns, visible
 from forkyard.sandboxes.creating import NewSandbox, check_timeout, new_row, usage_of
 from forkyard.sandboxes.driver import Handle, MachineLost
 from forkyard.sandboxes.durability import make_host_safe
@@ -19,6 +19,7 @@ from forkyard.sandboxes.errors import NotRunning, SandboxNotFound, TransitionFai
 from forkyard.sandboxes.models import Sandbox, Snapshot, SnapshotKind
 from forkyard.sandboxes.naming import Reference
 from forkyard.sandboxes.pausing import new_snapshot
+from forkyard.sandboxes.room import check_copies, claim_capture
 from forkyard.sandboxes.snapshots import Manifest
 from forkyard.sandboxes.starting import start_new
 from forkyard.sandboxes.state import State
@@ -79,6 +80,7 @@ async def fork(
     timeout = timeout_s if timeout_s is not None else source.timeout_s
     check_timeout(core, timeout)
     await core.store.check(core.admission.room_for(team_id, usage_of(source, count)))
+    await check_copies(core, source, count)
     core.admission.check_rate(team_id, count)
     with core.telemetry.stage("fork", "total"):
         captured = await capture(core, sandbox_id, team_id=team_id, kind=SnapshotKind.FORK)
@@ -109,17 +111,12 @@ async def capture(
 ) -> Snapshot:
     """Checkpoint a running machine, leaving it running."""
 
-    def admit(row: Sandbox) -> Snapshot:
-        core.admission.check_disk()
-        return new_snapshot(core, row, kind, keeps_memory=keep_memory)
-
-    claimed = await claim(
+    claimed = await claim_capture(
         core,
         sandbox_id,
         team_id=team_id,
-        allowed={State.RUNNING},
         to=State.SNAPSHOTTING,
-        snapshot=admit,
+        snapshot=lambda row: new_snapshot(core, row, kind, keeps_memory=keep_memory),
     )
     if isinstance(claimed, Settled):
         raise NotRunning(f'Sandbox "{sandbox_id}" is paused; connect to it first')

@@ -18,6 +18,7 @@ from forkyard.sandboxes.admission import Admission
 from forkyard.sandboxes.changes import Changes, Deadlines, Gates
 from forkyard.sandboxes.driver import Checkpoint, Driver, Network, Prewarm, Restore, Stats
 from forkyard.sandboxes.errors import SandboxNotFound, WrongState
+from forkyard.sandboxes.footprints import Footprints
 from forkyard.sandboxes.journal import Journal
 from forkyard.sandboxes.models import Sandbox, Snapshot
 from forkyard.sandboxes.owners import Owners
@@ -96,6 +97,7 @@ class Core:
     deadlines: Deadlines = field(default_factory=Deadlines)
     gates: Gates = field(default_factory=Gates)
     owners: Owners = field(default_factory=Owners)
+    footprints: Footprints = field(default_factory=Footprints)
     leftovers: set[str] = field(default_factory=set[str])
     """Names of machines that could not be destroyed; tried again by `endings.remove_leftovers`."""
     unburied: dict[str, str] = field(default_factory=dict[str, str])

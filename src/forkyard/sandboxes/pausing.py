@@ -13,13 +13,14 @@ from forkyard.base.errors import ForkyardError
 from forkyard.base.ids import random_text
 from forkyard.base.logging import get_logger
 from forkyard.guest.errors import GuestError
-from forkyard.sandboxes.core import Claim, Core, Settled, claim, insist, still_owns
+from forkyard.sandboxes.core import Claim, Core, Settled, insist, still_owns
 from forkyard.sandboxes.driver import Handle, MachineLost
 from forkyard.sandboxes.durability import make_host_safe
 from forkyard.sandboxes.endings import end_lost, network_back, remove_behind, remove_machine
 from forkyard.sandboxes.errors import AlreadyPaused, GuestUnresponsive, TransitionFailed
 from forkyard.sandboxes.introducing import introduce_again
 from forkyard.sandboxes.models import Durability, Sandbox, Snapshot, SnapshotKind, SnapshotState
+from forkyard.sandboxes.room import claim_capture
 from forkyard.sandboxes.routing import RouteState, route_of
 from forkyard.sandboxes.snapshots import Manifest
 from forkyard.sandboxes.state import State
@@ -53,18 +54,13 @@ async def pause(
     GuestUnresponsive (only with `require_healthy`), TransitionFailed (it runs on, or the message says that it died).
     """
 
-    def admit(row: Sandbox) -> Snapshot:
-        core.admission.check_disk()
-        return new_snapshot(core, row, SnapshotKind.PAUSE, keeps_memory=keep_memory)
-
-    claimed = await claim(
+    claimed = await claim_capture(
         core,
         sandbox_id,
         team_id=team_id,
-        allowed={State.RUNNING},
         to=State.PAUSING,
         expired_at=expired_at,
-        snapshot=admit,
+        snapshot=lambda row: new_snapshot(core, row, SnapshotKind.PAUSE, keeps_memory=keep_memory),
     )
     if isinstance(claimed, Settled):
         if claimed.sandbox.state is State.RUNNING:

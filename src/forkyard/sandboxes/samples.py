@@ -56,10 +56,12 @@ class Samples:
         for row, handle in zip(rows, handles, strict=True):
             if handle.name in stats:
                 self._add(row, handle.name, stats[handle.name], now)
+                core.footprints.note(handle.name, row, stats[handle.name])
         # Of a paused one the last hour stays; of ended ones too, which saves asking what each of them is.
         too_old = now - timedelta(seconds=KEEP * INTERVAL_S)
         self._samples = {i: kept for i, kept in self._samples.items() if kept[-1].at > too_old}
         machines = {handle.name for handle in handles}
+        core.footprints.keep(machines)
         self._before = {name: value for name, value in self._before.items() if name in machines}
 
     def _add(self, row: Sandbox, machine: str, stats: MachineStats, now: datetime) -> None:
