@@ -65,12 +65,33 @@ class Groups:
         return f"/{name}"
 
 
+def machines_on(runtime: Runtime, network: Network, path: Path) -> Machines:
+    for folder in ("machines", "volumes", "logs"):
+        (path / folder).mkdir()
+    config = GvisorConfig("abcdef", path, path, path, path, path, DEFAULT_POOL)
+    return Machines(config, network, Groups(), runtime, ManualClock())  # type: ignore[arg-type]
+
+
+async def test_an_empty_machine_that_cannot_be_ended_is_ended_later(tmp_path: Path) -> None:
+    runtime, network = Runtime(), Network()
+    machines = machines_on(runtime, network, tmp_path)
+    stuck = await machines._make_empty(SHAPE)
+    machines.empties._ready[SHAPE] = [stuck]
+    runtime.broken.add(stuck.container)
+    machines.empty_died(stuck.container, "signal KILL")
+    await machines._background.drain(5)
+    assert stuck.container in runtime.containers
+    other = await machines._make_empty(SHAPE)  # others are made all the same
+    assert runtime.containers == {stuck.container, other.container}
+    runtime.broken.clear()
+    await machines._end_empty(other)
+    await machines.close()
+    assert (runtime.containers, network.used) == (set(), set())
+
+
 async def test_what_cannot_be_taken_away_keeps_its_record(tmp_path: Path) -> None:
     runtime, network = Runtime(), Network()
-    for folder in ("machines", "volumes", "logs"):
-        (tmp_path / folder).mkdir()
-    config = GvisorConfig("abcdef", tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, DEFAULT_POOL)
-    machines = Machines(config, network, Groups(), runtime, ManualClock())  # type: ignore[arg-type]
+    machines = machines_on(runtime, network, tmp_path)
     empty = Empty("empty-1", await network.create(SPEC.egress), SHAPE)
     runtime.containers.add(empty.container)
     runtime.broken.add(empty.container)

@@ -177,8 +177,9 @@ async def test_binaries_are_kept_by_content(tmp_path: Path) -> None:
     assert binaries.path("envd", first).read_text() == "one"
     await hashes.check(binaries.path("envd", first), first, "envd")
     binaries.path("envd", first).write_text("changed")
-    with pytest.raises(SnapshotUnusable, match="damaged"):
+    with pytest.raises(SnapshotUnusable, match="damaged") as refused:
         await hashes.check(binaries.path("envd", first), first, "envd")
+    assert str(tmp_path) not in refused.value.message  # clients read it
     with pytest.raises(SnapshotUnusable, match="not on this node"):
         await hashes.check(binaries.path("envd", "0" * 64), "0" * 64, "envd")
 

@@ -9,7 +9,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from forkyard.base.logging import get_logger
 from forkyard.sandboxes.driver import SnapshotUnusable
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,9 @@ class FileHashes:
                 f"the snapshot needs {what} {sha256[:12]}, which is not on this node"
             ) from None
         if found != sha256:
-            raise SnapshotUnusable(f"{path} is damaged: the snapshot needs {what} {sha256[:12]}")
+            # Clients read this: where it lies is for the log.
+            log.error("a file is damaged", path=str(path), what=what, sha256=sha256, found=found)
+            raise SnapshotUnusable(f"{what} {sha256[:12]}, which the snapshot needs, is damaged on this node")
 
 
 class Binaries:

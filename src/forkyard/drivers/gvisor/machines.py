@@ -46,6 +46,8 @@ class Machines:
         self._stock = SlotStock(network)
         self._turns = Turns()
         self._background = Operations()
+        self._stuck: list[Empty] = []
+        """Empty machines that could not be ended, and that nothing else remembers."""
         self.empties = Empties(
             most=config.empty_machines, make=self._make_empty, end=self._end_empty, clock=clock
         )
@@ -73,6 +75,7 @@ class Machines:
     async def close(self) -> None:
         """End what was prepared ahead."""
         await self.empties.drain()
+        await self._end_stuck()
         await self._background.drain(10.0)
         await self._stock.drain()
 
@@ -203,6 +206,7 @@ class Machines:
             self._background.start_logged(self._end_empty(empty), f"end-{container_id}")
 
     async def _make_empty(self, shape: Shape) -> Empty:
+        await self._end_stuck()
         container_id = f"empty-{new_short_id()}"
         empty = Empty(container_id, await self._stock.take(PLAIN), shape)
         try:
@@ -213,8 +217,19 @@ class Machines:
             raise
         return empty
 
+    async def _end_stuck(self) -> None:
+        """Try once more to end those that could not be ended."""
+        stuck, self._stuck = self._stuck, []
+        for empty in stuck:
+            await self._end_empty(empty)
+
     async def _end_empty(self, empty: Empty) -> None:
-        await (await self._runtimes.get(empty.shape.runtime)).delete(empty.container)
+        try:
+            await (await self._runtimes.get(empty.shape.runtime)).delete(empty.container)
+        except DriverError as error:
+            log.warning("an empty machine cannot be ended", container=empty.container, error=error.message)
+            self._stuck.append(empty)
+            return
         self._clean_files(empty.container)
         await self._stock.give_back(empty.slot)
 
