@@ -46,7 +46,7 @@ class MachineEvents:
 
     async def _note_health(self, machine: str, reason: str | None) -> None:
         row = await self._row_of(machine)
-        if row is None:
+        if row is None or row.unhealthy_reason == reason:
             return
         # Each is told once: what is told during a capture must not be lost either.
         await self._core.store.set_values(row.id, states=_WATCHED, values={"unhealthy_reason": reason})

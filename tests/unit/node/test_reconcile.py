@@ -66,6 +66,16 @@ async def test_a_warm_machine_that_died_is_removed_though_that_fails_first(world
     assert name not in world.host.machines
 
 
+async def test_that_one_is_well_still_is_no_news(world: World) -> None:
+    """A keeper that takes over tells it of every machine."""
+    sandbox = await world.create()
+    await world.server.quiet()
+    before = len(await world.server.sandboxes.logs(TEAM, sandbox.id))
+    events = MachineEvents(world.core, world.server.pool)
+    await events.handle(MachineEvent(MachineEventKind.HEALTHY, world.machine(sandbox.id).name))
+    assert len(await world.server.sandboxes.logs(TEAM, sandbox.id)) == before
+
+
 async def test_one_that_gets_well_during_a_capture_is_well(world: World) -> None:
     sandbox = await world.create()
     name = world.machine(sandbox.id).name

@@ -71,7 +71,7 @@ func (m *Manager) adopt(id string) {
 	m.Log.Info("adopted", "id", id, "pid", r.Sandbox.Pid, "phase", r.Phase)
 	go m.supervise(c)
 	if r.Phase == phaseRunning {
-		if err := m.startWatch(c, r.Watch); err != nil {
+		if err := m.startWatch(c, r.Watch, true); err != nil {
 			m.Log.Warn("the watch of an adopted container", "id", id, "error", err)
 		}
 	}

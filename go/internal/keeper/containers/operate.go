@@ -212,7 +212,7 @@ func (m *Manager) SetWatch(ctx context.Context, id string, w Watch) error {
 	if err := c.change(func(r *record) { r.Watch = w }); err != nil {
 		return asFault(err, "keeping the watch")
 	}
-	return m.startWatch(c, w)
+	return m.startWatch(c, w, false)
 }
 
 var errWatchStopped = errors.New("the watch was replaced or its container ended")

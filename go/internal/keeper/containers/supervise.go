@@ -80,8 +80,9 @@ func (c *container) exitReason() string {
 	return fault.Clean(runtime.FailureReason(c.dir, enough))
 }
 
-// startWatch begins to look at the container, instead of what was looked at before.
-func (m *Manager) startWatch(c *container, w Watch) error {
+// startWatch begins to look at the container, instead of what was looked at before; unsure if that was by an earlier
+// keeper.
+func (m *Manager) startWatch(c *container, w Watch, unsure bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stopWatch != nil {
@@ -95,6 +96,7 @@ func (m *Manager) startWatch(c *container, w Watch) error {
 	c.stopWatch = func() { cancel(errWatchStopped) }
 	pid := c.record.Sandbox.Pid
 	if h := w.health(); h != nil {
+		h.Unsure = unsure
 		go h.Run(ctx, func(reason string) {
 			kind := events.Unhealthy
 			if reason == "" {

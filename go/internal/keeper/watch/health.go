@@ -17,6 +17,8 @@ type Health struct {
 	Interval time.Duration
 	Timeout  time.Duration
 	Strikes  int // failures in a row that make a sandbox unhealthy
+	// Unsure says that the sandbox may have been reported as unhealthy before: that it is well is reported too.
+	Unsure bool
 }
 
 // Validate tells what is wrong with h.
@@ -43,9 +45,9 @@ var client = &http.Client{
 }
 
 // Run asks until ctx ends. changed is called with the reason when the sandbox becomes unhealthy, and with "" when it
-// is healthy again.
+// is healthy again, or for the first time if nobody is sure that it was.
 func (h *Health) Run(ctx context.Context, changed func(reason string)) {
-	failures, unhealthy := 0, false
+	failures, unhealthy, unsure := 0, false, h.Unsure
 	ticker := time.NewTicker(h.Interval)
 	defer ticker.Stop()
 	for {
@@ -54,15 +56,15 @@ func (h *Health) Run(ctx context.Context, changed func(reason string)) {
 			return
 		}
 		switch {
-		case err == nil && unhealthy:
-			unhealthy, failures = false, 0
+		case err == nil && (unhealthy || unsure):
+			unhealthy, unsure, failures = false, false, 0
 			changed("")
 		case err == nil:
 			failures = 0
 		default:
 			failures++
 			if failures >= h.Strikes && !unhealthy {
-				unhealthy = true
+				unhealthy, unsure = true, false
 				changed(err.Error())
 			}
 		}

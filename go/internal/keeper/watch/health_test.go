@@ -51,6 +51,26 @@ func TestStrikes(t *testing.T) {
 	<-done
 }
 
+func TestOneThatMayHaveBeenReportedIsReportedWell(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	defer server.Close()
+	h := Health{URL: server.URL, Interval: 10 * time.Millisecond, Timeout: time.Second, Strikes: 2, Unsure: true}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	changes := make(chan string, 10)
+	go h.Run(ctx, func(reason string) { changes <- reason })
+	select {
+	case reason := <-changes:
+		if reason != "" {
+			t.Errorf("reported %q", reason)
+		}
+	case <-ctx.Done():
+		t.Fatal("nothing was reported")
+	}
+}
+
 func TestTimeout(t *testing.T) {
 	release := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
