@@ -33,6 +33,12 @@ class TooManyKeys(LimitExceeded):
     code = "too_many_api_keys"
 
 
+class TeamNotFound(NotFound):
+    """There is no such team."""
+
+    code = "team_not_found"
+
+
 class TeamExists(Conflict):
     """There is a team of that name already."""
 

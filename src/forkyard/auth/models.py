@@ -19,6 +19,8 @@ class Team(Base):
     """A UUID."""
     name: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime]
+    limits: Mapped[dict[str, Any] | None]
+    """As `TeamLimits.to_json` gives them; None: those of every team."""
 
 
 class ApiKey(Base):

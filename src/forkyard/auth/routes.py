@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.routing import APIRoute
 
+from forkyard.auth.limits import TeamLimits
 from forkyard.auth.models import ApiKey
 from forkyard.auth.principal import Principal
 from forkyard.auth.schemas import ApiKeyInfo, CreatedApiKey, NewApiKey, TeamInfo
@@ -35,6 +36,7 @@ def router(
             id=team.id,
             name=team.name,
             created_at=team.created_at,
+            limits=TeamLimits.from_json(team.limits),
             key_id=principal.key_id,
             role=principal.role,
             scopes=sorted(principal.scopes),

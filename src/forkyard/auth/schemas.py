@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from forkyard.auth.limits import TeamLimits
 from forkyard.auth.roles import Role, Scope
 
 
@@ -52,6 +53,7 @@ class TeamInfo(BaseModel):
     id: str
     name: str
     created_at: datetime
+    limits: TeamLimits
     key_id: str
     role: Role
     scopes: list[Scope]

@@ -4,13 +4,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, func, null, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from forkyard.auth.audit import append_audit_txn
 from forkyard.auth.cache import CachedKey, KeyCache
-from forkyard.auth.errors import InvalidApiKey, KeyNotFound, LastAdminKey, TeamExists, TooManyKeys
+from forkyard.auth.errors import (
+    InvalidApiKey,
+    KeyNotFound,
+    LastAdminKey,
+    TeamExists,
+    TeamNotFound,
+    TooManyKeys,
+)
 from forkyard.auth.keys import hash_key, is_key, key_prefix, key_suffix, new_key
+from forkyard.auth.limits import LimitsByTeam, TeamLimits
 from forkyard.auth.models import ApiKey, Team
 from forkyard.auth.principal import OPERATOR, Principal
 from forkyard.auth.roles import Role, Scope
@@ -54,6 +62,8 @@ class AuthService:
         self._cache = KeyCache(CACHE_SECONDS)
         self.usage = KeyUsage(database, self._clock)
         """Run its `run()` in the background, and `flush()` at the end."""
+        self.limits = LimitsByTeam(database, self._clock)
+        """Run its `run()` in the background."""
 
     async def authenticate(self, key: str | None) -> Principal:
         """Who has this key. Takes microseconds if the key was used in the last seconds, else one look-up.
@@ -143,7 +153,7 @@ class AuthService:
             await save(key)
         return issued
 
-    async def create_team(self, name: str) -> IssuedKey:
+    async def create_team(self, name: str, limits: TeamLimits | None = None) -> IssuedKey:
         """Make a team; its id is in the record of its first admin key. For whoever runs the server.
 
         Raises InvalidInput and TeamExists.
@@ -151,12 +161,35 @@ class AuthService:
         name = _valid_name(name)
         now = self._clock.now()
         async with self._database.write() as session:
-            team_id = await _insert_team_txn(session, name, now)
+            team_id = await _insert_team_txn(session, name, now, limits)
             if team_id is None:
                 raise TeamExists()
             return _issue_txn(
                 session, Principal.operator(team_id), new_key(), FIRST_KEY, Role.ADMIN, now, None
             )
+
+    async def limit_team(self, name: str, limits: TeamLimits) -> Team:
+        """Give a team these limits in place of those it has. For whoever runs the server. Raises TeamNotFound."""
+        async with self._database.write() as session:
+            team = await session.scalar(select(Team).where(Team.name == name.strip()).with_for_update())
+            if team is None:
+                raise TeamNotFound()
+            team.limits = limits.to_json()
+            append_audit_txn(
+                session,
+                at=self._clock.now(),
+                team_id=team.id,
+                actor=OPERATOR,
+                action="team.limit",
+                target=team.id,
+                details=team.limits,
+            )
+        return team
+
+    async def list_teams(self) -> Sequence[Team]:
+        """All teams, the oldest first. For whoever runs the server."""
+        async with self._database.read() as session:
+            return (await session.scalars(select(Team).order_by(Team.created_at, Team.id))).all()
 
     async def find_team(self, name: str) -> Team | None:
         """The team of that name."""
@@ -190,9 +223,14 @@ def _valid_name(name: str) -> str:
     return name
 
 
-async def _insert_team_txn(session: AsyncSession, name: str, now: datetime) -> str | None:
+async def _insert_team_txn(
+    session: AsyncSession, name: str, now: datetime, limits: TeamLimits | None = None
+) -> str | None:
     """The id of the new team; None if there is one of that name (waits for a transaction that makes one)."""
-    insert = insert_into(session, Team).values(id=new_uuid(), name=name, created_at=now)
+    stored = limits.to_json() if limits is not None else None
+    insert = insert_into(session, Team).values(
+        {Team.id: new_uuid(), Team.name: name, Team.created_at: now, Team.limits: stored or null()}
+    )
     team_id = await session.scalar(insert.on_conflict_do_nothing().returning(Team.id))
     if team_id is not None:
         append_audit_txn(
@@ -202,7 +240,7 @@ async def _insert_team_txn(session: AsyncSession, name: str, now: datetime) -> s
             actor=OPERATOR,
             action="team.create",
             target=team_id,
-            details={"name": name},
+            details={"name": name, **({"limits": stored} if stored else {})},
         )
     return team_id
 

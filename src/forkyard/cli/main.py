@@ -45,7 +45,7 @@ def root(
     """Options of every command."""
 
 
-_SERVER_SIDE = ("server", "doctor")
+_SERVER_SIDE = ("server", "doctor", "teams")
 """Command groups that need the server's packages: importing those takes a second of processor time, which no
 `forkyard exec` should pay. They are left out when the first word is a command that only talks HTTP."""
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -45,7 +46,6 @@ from forkyard.sandboxes.state import State
 from forkyard.sandboxes.store import SandboxStore
 from forkyard.sandboxes.telemetry import Telemetry
 from forkyard.sandboxes.warm import WarmPool
-from forkyard.storage.engine import parse_database_url, sqlite_url
 from forkyard.storage.migrations import migrate
 from forkyard.storage.session import Database
 from forkyard.templates.base_image.build import BaseImage
@@ -75,11 +75,7 @@ class Server:
         self.nothing_runs = False
         """After a stop, or a start that did not succeed: nothing of this instance runs any more."""
         self._operations = Operations()
-        self._database = Database(
-            parse_database_url(settings.database_url)
-            if settings.database_url
-            else sqlite_url(settings.data_dir / "forkyard.db")
-        )
+        self._database = Database(settings.database)
         self._auth = AuthService(self._database, self._clock)
         self._edge_client = EdgeClient(settings.edge_socket)
         self._routes = EdgeRoutes(self._edge_client, self._clock)
@@ -157,6 +153,7 @@ class Server:
         self._stack.push_async_callback(self._database.close)
         await self._whole(migrate(self._database.url))
         await self._auth.bootstrap(self._save_key)
+        await self._auth.limits.read()
         self._readiness.done("database")
         progress("driver")
         await self._whole(self._images.install(settings.images / image.image, image.sha256))
@@ -188,7 +185,7 @@ class Server:
     async def end_all(self) -> int:
         """End everything that runs, without serving; answers how many sandboxes that were."""
         settings = self.settings
-        if not (settings.data_dir / "forkyard.db").exists() and not settings.database_url:
+        if settings.database.path is not None and not settings.database.path.exists():
             return 0
         await migrate(self._database.url)
         await self._edge_client.open()
@@ -242,6 +239,7 @@ class Server:
                 data_dir=settings.data_dir,
                 min_free_disk=settings.min_free_disk_mb << 20,
                 clock=self._clock,
+                team_limits=self._limits_of_team,
             ),
             journal=Journal(settings.journal_dir, self._clock),
             telemetry=Telemetry(self._registry),
@@ -249,6 +247,12 @@ class Server:
             changes=Changes(),
             operations=self._operations,
             settings=CoreSettings(fork_parallelism=max(2, os.cpu_count() or 2)),
+        )
+
+    def _limits_of_team(self, team_id: str) -> Limits:
+        """What the server allows every team, but for what is set for this one."""
+        return replace(
+            _team_limits(self.settings), **self._auth.limits.of(team_id).model_dump(exclude_none=True)
         )
 
     async def _make_template(self, image: BaseImage) -> None:
@@ -278,6 +282,7 @@ class Server:
         self._loops.start("samples", self._samples.run)
         self._loops.start("reconcile", self._reconciler.run)
         self._loops.start("key-usage", self._auth.usage.run)
+        self._loops.start("team-limits", self._auth.limits.run)
         self._loops.start("loop-lag", LoopLag(self._registry).run)
 
     async def _save_key(self, key: str) -> None:

@@ -20,6 +20,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from forkyard.storage.engine import DatabaseUrl, parse_database_url, sqlite_url
+
 DEFAULT_DATA_DIR = Path("/var/lib/forkyard")
 
 HTTPS_PORT = 443
@@ -148,6 +150,13 @@ class Settings(BaseSettings):
         )
 
     # -- places --------------------------------------------------------------------------------------
+
+    @property
+    def database(self) -> DatabaseUrl:
+        """Raises InvalidInput when `database_url` is not one."""
+        if self.database_url:
+            return parse_database_url(self.database_url)
+        return sqlite_url(self.data_dir / "forkyard.db")
 
     @property
     def run_dir(self) -> Path:

@@ -159,6 +159,7 @@ def make_core(
     routes: FakeRoutes | None = None,
     node: Limits | None = None,
     team: Limits | None = None,
+    team_limits: Callable[[str], Limits] | None = None,
     min_free_disk: int = 0,
     **settings: Any,
 ) -> Core:
@@ -180,6 +181,7 @@ def make_core(
             data_dir=tmp_path,
             min_free_disk=min_free_disk,
             clock=clock,
+            team_limits=team_limits,
         ),
         journal=Journal(tmp_path / "journal", clock),
         telemetry=Telemetry(CollectorRegistry()),

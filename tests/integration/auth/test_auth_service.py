@@ -13,9 +13,11 @@ from forkyard.auth.errors import (
     LastAdminKey,
     RoleNotAllowed,
     TeamExists,
+    TeamNotFound,
     TooManyKeys,
 )
 from forkyard.auth.keys import new_key
+from forkyard.auth.limits import LimitsByTeam, TeamLimits
 from forkyard.auth.models import ApiKey, Team
 from forkyard.auth.principal import Principal
 from forkyard.auth.roles import Role, Scope
@@ -374,3 +376,30 @@ async def test_team_names_are_unique_also_when_made_at_once(auth: AuthService, d
     assert sum(isinstance(result, TeamExists) for result in results) == 4
     async with database.read() as session:
         assert len((await session.scalars(select(Team.id))).all()) == 1
+
+
+async def test_limits_of_a_team_are_kept_changed_and_taken_away(
+    auth: AuthService, database: Database, clock: ManualClock
+) -> None:
+    made = await auth.create_team("limited", TeamLimits(sandboxes=0, creates_per_second=0.5))
+    await clock.advance(1)
+    other = await auth.create_team("free")
+    team_id = made.record.team_id
+    known = LimitsByTeam(database, clock)
+    await known.read()
+    assert known.of(team_id) == TeamLimits(sandboxes=0, creates_per_second=0.5)
+    assert known.of(other.record.team_id) == known.of("unknown") == TeamLimits()
+    await auth.limit_team("limited", TeamLimits(vcpus=8))
+    await known.read()
+    assert known.of(team_id) == TeamLimits(vcpus=8)
+    assert [(team.name, team.limits) for team in await auth.list_teams()] == [
+        ("limited", {"vcpus": 8}),
+        ("free", None),
+    ]
+    await auth.limit_team("limited", TeamLimits())
+    await known.read()
+    assert known.of(team_id) == TeamLimits()
+    with pytest.raises(TeamNotFound):
+        await auth.limit_team("nobody", TeamLimits())
+    actions = [(entry.action, entry.details) for entry in await list_audit(database, team_id)]
+    assert actions[:2] == [("team.limit", None), ("team.limit", {"vcpus": 8})]

@@ -26,7 +26,7 @@ async def main():
         async with database.write(durable=number % 2 == 0) as session:
             for half in "ab":
                 await session.execute(
-                    text("INSERT INTO teams VALUES (:name, :name, '2026-01-01 00:00:00.000000')"),
+                    text("INSERT INTO teams (id, name, created_at) VALUES (:name, :name, '2026-01-01 00:00:00.000000')"),
                     {"name": f"{number:06}{half}"},
                 )
         print(number, flush=True)
@@ -53,7 +53,7 @@ async def main():
     async def fill(name):
         async with database.write() as session:
             await session.execute(
-                text("INSERT INTO teams VALUES (:name, :text, '2026-01-01 00:00:00.000000')"),
+                text("INSERT INTO teams (id, name, created_at) VALUES (:name, :text, '2026-01-01 00:00:00.000000')"),
                 {"name": name, "text": name + "x" * 50_000},
             )
     written = 0

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from forkyard.cli.commands import doctor, server
+from forkyard.cli.commands import doctor, server, teams
 from forkyard.cli.main import app
 from forkyard.client import http
 
@@ -102,6 +102,7 @@ def server_commands() -> None:
     """`main` adds them only when they are called for."""
     server.register(app)
     doctor.register(app)
+    teams.register(app)
 
 
 Run = Callable[..., Result]

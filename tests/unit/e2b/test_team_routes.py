@@ -7,6 +7,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from forkyard.auth.limits import TeamLimits
 from forkyard.auth.roles import Role, Scope
 from forkyard.auth.service import AuthService
 from forkyard.storage.engine import DatabaseUrl
@@ -52,6 +53,12 @@ async def call(
 
 async def create(client: httpx.AsyncClient, role: str, **body: Any) -> dict[str, Any]:
     return await call(client, "POST", "/v1/api-keys", {"name": role, "role": role, **body}, status=201)
+
+
+async def test_a_key_sees_the_limits_of_its_team(admin: httpx.AsyncClient, app: FastAPI) -> None:
+    assert set((await call(admin, "GET", "/v1/team", status=200))["limits"].values()) == {None}
+    await app.state.auth.limit_team("crew", TeamLimits(sandboxes=3))
+    assert (await call(admin, "GET", "/v1/team", status=200))["limits"]["sandboxes"] == 3
 
 
 async def test_the_team_as_the_e2b_cli_wants_it(admin: httpx.AsyncClient) -> None:

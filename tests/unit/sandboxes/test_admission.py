@@ -140,6 +140,25 @@ async def test_who_is_refused_uses_nothing_up(tmp_path: Path) -> None:
     assert [allowed("late") for _ in range(2)] == [True, True]
 
 
+async def test_a_team_may_have_limits_of_its_own_which_change(world: World) -> None:
+    bounds = {TEAM: Limits(sandboxes=1), "team-2": Limits()}
+    world.options.update(team=Limits(sandboxes=2), team_limits=lambda team_id: bounds[team_id])
+    await world.stop()
+    await world.start()
+    await world.create()
+    with pytest.raises(SandboxLimit, match="1 allowed"):
+        await world.create()
+    for _ in range(3):
+        await world.create("team-2")
+    bounds[TEAM] = Limits(sandboxes=5, creates_per_second=1)
+    await world.create()
+    with pytest.raises(SandboxLimit, match="your team creates more than 1 "):
+        await world.create()
+    bounds[TEAM] = Limits(creates_per_second=3)
+    for _ in range(3):
+        await world.create()
+
+
 def test_a_token_bucket() -> None:
     clock = ManualClock()
     bucket = TokenBucket(4.0, clock)
