@@ -52,7 +52,7 @@ def test_paused_before_the_upgrade_resumes_after_it(
         assert now[0] == pid
         assert Sandbox.create(snapshot_id).commands.run("echo old").stdout == "old\n"
         assert Sandbox.create("base").commands.run("echo new").stdout == "new\n"
-        assert _versions(after) == {"envd version": 2, "runtime version": 2}
+        assert _versions(after) == {"envd version": 2, "runtime version": 2, "image version": 1}
     finally:
         after.__exit__(None, None, None)
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from pathlib import Path
+from sqlalchemy.exc import SQLAlchemyError
 
 from forkyard.base.errors import ForkyardError
 from forkyard.host.checks import CheckResult, Status
-from forkyard.host.instance import read_instance_id
+from forkyard.host.errors import DataDirectoryInUse
 from forkyard.host.remains import Remains, clean, find_remains
 from forkyard.host.settings import apply_settings, undo_settings
 from forkyard.node.edge_process import find_edge
 from forkyard.node.preflight import check_certificate, check_machine, find_image, missing_programs
 from forkyard.node.settings import Settings
-from forkyard.sandboxes.models import SnapshotState
-from forkyard.sandboxes.snapshots import Manifest
-from forkyard.sandboxes.store import SandboxStore
-from forkyard.storage.engine import sqlite_url
-from forkyard.storage.session import Database
+from forkyard.node.versions import Version, list_versions, remove_unneeded
 
 __all__ = ["CheckResult", "Status", "clean_up", "examine", "fix"]
 
@@ -39,14 +33,22 @@ def fix(*, undo: bool) -> list[str]:
     return undo_settings() if undo else apply_settings()
 
 
-async def clean_up() -> list[str]:
-    """Remove what instances left that are dead; answers their ids."""
-    cleaned: list[str] = []
+async def clean_up(settings: Settings) -> list[str]:
+    """Remove what instances left that are dead, and the versions that nothing needs; answers a line for each."""
+    lines: list[str] = []
     for found in await find_remains():
         if found.dead:
             await clean(found)
-            cleaned.append(found.instance)
-    return cleaned
+            lines.append(f"removed: instance {found.instance}")
+    try:
+        lines += [f"removed: {v.kind} {v.sha256[:12]}" for v in await remove_unneeded(settings)]
+    except DataDirectoryInUse:
+        lines.append(
+            "kept: versions, because a server runs; stop it to have those removed that nothing needs"
+        )
+    except (SQLAlchemyError, OSError, ValueError) as error:
+        lines.append(f"kept: versions, because it cannot be told which are needed ({_sentence(error)})")
+    return lines
 
 
 def _programs(settings: Settings) -> CheckResult:
@@ -81,44 +83,44 @@ def _remains_result(found: Remains) -> CheckResult:
 
 
 async def _versions(settings: Settings) -> list[CheckResult]:
-    """For each version of envd and runtime that lies there: what keeps it alive."""
-    database_file = settings.data_dir / "forkyard.db"
-    node_id = await asyncio.to_thread(read_instance_id, settings.data_dir)
-    root = settings.node_dir / "bin"
-    if node_id is None or settings.database_url or not await asyncio.to_thread(database_file.exists):
-        return []
-    database = Database(sqlite_url(database_file))
+    """For each version of envd, runtime and image that lies there: what keeps it alive."""
     try:
-        needed = await _needed(SandboxStore(database), node_id)
-    finally:
-        await database.close()
-    results: list[CheckResult] = []
-    for name, kind in (("envd", "envd"), ("keeper", "runtime")):
-        installed = await asyncio.to_thread(_installed, root / name)
-        for sha256 in installed:
-            users = needed[(kind, sha256)]
-            found = (
-                f"{sha256[:12]}: needed by {users} snapshots"
-                if users
-                else f"{sha256[:12]}: not needed by a snapshot"
+        found = await list_versions(settings)
+    except (ForkyardError, SQLAlchemyError, OSError, ValueError) as error:
+        return [
+            CheckResult(
+                "versions",
+                Status.WARNING,
+                f"it cannot be told which versions are needed ({_sentence(error)})",
+                "snapshots need the very envd, runtime and image that they were made with",
+                "see that the database can be reached, and look again",
             )
-            results.append(CheckResult(f"{kind} version", Status.OK, found))
-    return results
+        ]
+    return [_version_result(version) for version in found]
 
 
-async def _needed(store: SandboxStore, node_id: str) -> Counter[tuple[str, str]]:
-    users: Counter[tuple[str, str]] = Counter()
-    for snapshot in await store.snapshots_in(node_id, [SnapshotState.READY]):
-        if snapshot.manifest is None:
-            continue
-        shape = Manifest.from_json(snapshot.manifest).requires.get("shape", {})
-        for kind in ("envd", "runtime"):
-            users[(kind, str(shape.get(kind)))] += 1
-    return users
+def _version_result(version: Version) -> CheckResult:
+    name = f"{version.kind} version"
+    found = f"{version.sha256[:12]}, {version.size / (1 << 20):.1f} MiB"
+    reasons = [
+        *(["new sandboxes"] if version.current else []),
+        *([_number(version.snapshots, "snapshot")] if version.snapshots else []),
+        *([_number(version.machines, "running machine")] if version.machines else []),
+    ]
+    if reasons:
+        return CheckResult(name, Status.OK, f"{found}: needed by {', '.join(reasons)}")
+    return CheckResult(
+        name,
+        Status.HINT,
+        f"{found}: needed by nothing",
+        "it takes disk space",
+        "stop the server (sandboxes run on), run `forkyard doctor --clean`, start it again",
+    )
 
 
-def _installed(directory: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in directory.iterdir() if not entry.name.startswith("."))
-    except FileNotFoundError:
-        return []
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _sentence(error: Exception) -> str:
+    return error.message if isinstance(error, ForkyardError) else str(error).partition("\n")[0][:300]

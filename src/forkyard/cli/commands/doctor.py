@@ -33,7 +33,8 @@ def doctor(
         bool, typer.Option("--undo", help="Give those settings the values they had before.")
     ] = False,
     clean: Annotated[
-        bool, typer.Option("--clean", help="Remove what dead instances left on this host.")
+        bool,
+        typer.Option("--clean", help="Remove what dead instances left, and versions that nothing needs."),
     ] = False,
     output: Output = Format.AUTO,
 ) -> None:
@@ -45,8 +46,8 @@ def doctor(
                 typer.echo(line)
             return
         if clean:
-            for instance in asyncio.run(node_doctor.clean_up()) or ["nothing"]:
-                typer.echo(f"removed: {instance}")
+            for line in asyncio.run(node_doctor.clean_up(settings)) or ["nothing to remove"]:
+                typer.echo(line)
             return
         results = asyncio.run(node_doctor.examine(settings))
     except ForkyardError as error:
