@@ -25,7 +25,7 @@ const (
 // Outcome is how a request ended.
 type Outcome int
 
-// Outcomes of requests. OK is any answer of the upstream, whatever its status.
+// Outcomes of requests. OK is any answer of the upstream, whatever its status, and that to a preflight.
 const (
 	OK          Outcome = iota
 	BadRequest          // 400 and 431 by the edge

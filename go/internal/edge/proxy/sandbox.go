@@ -20,6 +20,10 @@ func (x *exchange) isEnvd() bool { return x.target.Port == upstream.EnvdPort }
 // serveSigned finds the sandbox whose token makes a signed file URL right, and serves it.
 func (h *Handler) serveSigned(x *exchange) {
 	x.kind = metrics.Envd
+	if isPreflight(x.request) {
+		x.answerPreflight()
+		return
+	}
 	if !h.signatures.Allow(x.request.RemoteAddr) {
 		x.answerLater(http.StatusTooManyRequests, metrics.Limited, "Too many signed requests from this address")
 		return
@@ -47,6 +51,10 @@ func (h *Handler) serveSandbox(x *exchange) {
 			x.answer(http.StatusNotFound, metrics.Blocked, "Not found")
 			return
 		}
+		if isPreflight(x.request) {
+			x.answerPreflight()
+			return
+		}
 	}
 	var wait waiting
 	defer wait.end()
@@ -59,6 +67,10 @@ func (h *Handler) serveSandbox(x *exchange) {
 				x.answerNotFound(x.target.ID)
 				return
 			}
+		case isPreflight(x.request) && !entry.Public:
+			// Without a token it must neither wake nor reach the sandbox. Of a public port the program decides.
+			x.answerPreflight()
+			return
 		case entry.State == table.Running:
 			if !h.admitTraffic(x, entry) || !h.forward(x, entry) {
 				return
