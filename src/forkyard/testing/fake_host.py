@@ -193,10 +193,14 @@ class FakeHost:
         return machine
 
     def power_cut(self) -> None:
-        """The host itself goes down: machines and the edge are gone without a word."""
+        """The host itself goes down: machines and the edge are gone without a word.
+
+        Commits may be lost with it, so that a generation comes again: nothing of the first one is left.
+        """
         self.machines.clear()
         self.routes.clear()
         self.highest.clear()
+        self._generations.clear()
         self._locks.clear()
 
     # -- events --------------------------------------------------------------------------------------
