@@ -132,6 +132,30 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, durable: boo
             fsync_directory(path.parent)
 
 
+def read_from_disk(path: Path, offset: int, length: int) -> bytes:
+    """Up to `length` bytes, b"" at the end: from the disk, unless they are in memory already.
+
+    What was not in memory does not stay there: others need the room more. Symbolic links are refused.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        buffer = bytearray(min(length, max(0, os.fstat(fd).st_size - offset)))
+        try:
+            done = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT) if buffer else 0
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise
+            done = 0
+        in_memory = done
+        while done < len(buffer) and (read := os.preadv(fd, [memoryview(buffer)[done:]], offset + done)):
+            done += read
+        if done > in_memory:
+            os.posix_fadvise(fd, offset + in_memory, done - in_memory, os.POSIX_FADV_DONTNEED)
+        return bytes(buffer[:done])
+    finally:
+        os.close(fd)
+
+
 def write_all(fd: int, data: bytes) -> None:
     """`os.write` until everything is written."""
     rest = memoryview(data)

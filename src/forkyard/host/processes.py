@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -173,7 +174,7 @@ class PidFile:
         self.path = path
 
     def write(self, process: ProcessHandle) -> None:
-        value = {"pid": process.pid, "start_time": process.start_time, "boot_id": _boot_id()}
+        value = {"pid": process.pid, "start_time": process.start_time, "boot_id": boot_id()}
         write_atomically(self.path, json.dumps(value).encode(), durable=False)
 
     def read(self) -> ProcessHandle | None:
@@ -182,7 +183,7 @@ class PidFile:
             value: Any = json.loads(self.path.read_bytes())
             fields = cast(dict[str, Any], value)
             process = ProcessHandle(int(fields["pid"]), int(fields["start_time"]))
-            same_boot = fields["boot_id"] == _boot_id()
+            same_boot = fields["boot_id"] == boot_id()
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return process if same_boot and process.alive() else None
@@ -248,5 +249,7 @@ def _spawn(
     return process
 
 
-def _boot_id() -> str:
+@cache
+def boot_id() -> str:
+    """Another one after each start of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -40,6 +40,7 @@ from forkyard.sandboxes.expiry import Expiry
 from forkyard.sandboxes.journal import Journal
 from forkyard.sandboxes.recovery import recover
 from forkyard.sandboxes.samples import Samples
+from forkyard.sandboxes.scrubbing import Scrub
 from forkyard.sandboxes.service import Sandboxes
 from forkyard.sandboxes.snapshots import SnapshotFiles
 from forkyard.sandboxes.state import State
@@ -281,6 +282,7 @@ class Server:
         self._loops.start("pressure", MemoryPressure(self._pool, self._clock).run)
         self._loops.start("samples", self._samples.run)
         self._loops.start("reconcile", self._reconciler.run)
+        self._loops.start("scrub", Scrub(self._core).run)
         self._loops.start("key-usage", self._auth.usage.run)
         self._loops.start("team-limits", self._auth.limits.run)
         self._loops.start("loop-lag", LoopLag(self._registry).run)

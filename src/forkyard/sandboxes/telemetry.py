@@ -41,6 +41,9 @@ class Telemetry:
         self.refused = Counter(
             "forkyard_admission_refused_total", "Requests refused by a limit", ["reason"], registry=registry
         )
+        self.damaged = Counter(
+            "forkyard_snapshots_damaged_total", "Snapshots found changed on the disk", registry=registry
+        )
         self.swept = Counter("forkyard_swept_total", "Leftovers removed", ["kind"], registry=registry)
 
     @contextmanager

@@ -157,6 +157,7 @@ class WarmPool:
         core.admission.check_disk()
         manifest = Manifest.from_json(snapshot.manifest or {})
         directory = core.files.directory(snapshot.id)
+        await core.files.check(snapshot.id, manifest)
         await core.driver.check(directory, manifest.requires, manifest.files)
         spec = core.driver.spec_of(
             manifest.requires, name=f"{WARM_PREFIX}{new_short_id()}", egress=DEFAULT_EGRESS

@@ -105,3 +105,22 @@ def test_remove_tree_goes_deeper_than_a_path_can_be_long(tmp_path: Path) -> None
     os.close(fd)
     disk.remove_tree(tmp_path / "t")
     assert os.listdir(tmp_path) == []
+
+
+def test_reading_from_the_disk_gives_every_byte_and_refuses_links(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    data = os.urandom(300_000)
+    path.write_bytes(data)
+    for forget in (False, True):
+        if forget:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        pieces: list[bytes] = []
+        while piece := disk.read_from_disk(path, sum(map(len, pieces)), 65536):
+            pieces.append(piece)
+        assert b"".join(pieces) == data
+    assert disk.read_from_disk(path, 400_000, 10) == b""
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="symbolic"):
+        disk.read_from_disk(tmp_path / "link", 0, 10)

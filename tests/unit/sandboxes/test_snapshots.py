@@ -7,11 +7,10 @@ import pytest
 from forkyard.base.errors import InvalidInput
 from forkyard.sandboxes.driver import SnapshotUnusable
 from forkyard.sandboxes.errors import SnapshotDamaged, SnapshotNotFound, TemplateNotFound
-from forkyard.sandboxes.snapshots import Manifest
 from forkyard.sandboxes.state import State
 from forkyard.storage.errors import DatabaseUnavailable
 from forkyard.testing.core import TEAM
-from forkyard.testing.fake_driver import PAGES_FILE, STATE_FILE
+from forkyard.testing.fake_driver import PAGES_FILE
 from forkyard.testing.fake_host import ENVD
 from forkyard.testing.faults import fail
 from forkyard.testing.world import World
@@ -203,22 +202,6 @@ async def test_a_new_envd_beside_the_old_one_changes_nothing_for_old_snapshots(w
     with pytest.raises(SnapshotUnusable, match="envd"):
         await service.resume(TEAM, sandbox.id, timeout_s=60)
     world.host.envds.insert(0, ENVD)
-
-
-async def test_scrub_finds_what_sizes_do_not_show(world: World) -> None:
-    sandbox = await world.create()
-    paused = await world.server.sandboxes.pause(TEAM, sandbox.id)
-    await world.server.quiet()
-    snapshot = await world.core.store.snapshot(paused.snapshot_id or "")
-    assert snapshot is not None
-    manifest = Manifest.from_json(snapshot.manifest or {})
-    await world.core.files.scrub(snapshot.id, manifest)
-    state = world.snapshot_folder / snapshot.id / STATE_FILE
-    data = state.read_bytes()
-    state.write_bytes(data[:-1] + b"!")
-    with pytest.raises(SnapshotDamaged, match=STATE_FILE):
-        await world.core.files.scrub(snapshot.id, manifest)
-    state.write_bytes(data)
 
 
 async def test_the_files_of_a_pause_are_gone_after_the_resume(world: World) -> None:
