@@ -60,6 +60,8 @@ type Config struct {
 	MaxStreams     int           // requests in flight to one sandbox; 0: the default
 	Patience       time.Duration // how long a request waits for the control plane; 0: the default
 	HeaderTimeout  time.Duration // how long a client may take to send its headers; 0: the default
+
+	Now func() time.Time // the clock of requests; nil: the real one
 }
 
 // Edge is one running proxy.
@@ -101,9 +103,13 @@ func Start(cfg Config, logger *slog.Logger, dropped func() int64) (*Edge, error)
 		return nil, err
 	}
 	e.table = table.New(set, cfg.MaxStreams)
+	now := cfg.Now
+	if now == nil {
+		now = time.Now
+	}
 	client := controlplane.New(cfg.API, cfg.Patience)
 	e.serve(cfg, proxy.New(proxy.Config{
-		Router: router, Table: e.table, ControlPlane: client, Metrics: set, Log: logger, Now: time.Now,
+		Router: router, Table: e.table, ControlPlane: client, Metrics: set, Log: logger, Now: now,
 		Waker: wake.New(e.table, client, set, logger, time.Now),
 	}), control.New(control.Config{
 		Table: e.table, Metrics: set, Log: logger, Version: cfg.Version, Listen: e.Addr(), TLSListen: e.TLSAddr(),

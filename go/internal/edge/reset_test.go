@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"forkyard.dev/forkyard/internal/edge"
 )
 
 // openStream opens a stream to a sandbox and waits for its first line.
@@ -297,4 +299,58 @@ func TestTheEndOfAnEnvdStreamIsAReset(t *testing.T) {
 	w := r.openStream(idA, 49983)
 	must(t, envd.Load().Close()) // the machine dies before the control plane knows
 	w.expectReset()
+}
+
+// silent takes every request and never answers.
+func silent(seen chan<- string) http.HandlerFunc {
+	return func(_ http.ResponseWriter, req *http.Request) {
+		seen <- req.Method
+		<-req.Context().Done()
+	}
+}
+
+func TestAQuestionThatCameJustBeforeAPauseIsAskedAgain(t *testing.T) {
+	r := newRig(t)
+	before, after := newSandbox(t), newSandbox(t)
+	seen := make(chan string)
+	port := before.serve(0, silent(seen))
+	after.serve(port, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "after") })
+	r.push(running(idA, 1, before.address))
+	w := r.dial()
+	w.request("GET / HTTP/1.1", "Host: localhost", "E2b-Sandbox-Id: "+idA, fmt.Sprintf("E2b-Sandbox-Port: %d", port))
+	<-seen
+	r.set(running(idA, 2, after.address))
+	body, err := io.ReadAll(w.response("GET").Body)
+	must(t, err)
+	if string(body) != "after" {
+		t.Errorf("got %q", body)
+	}
+}
+
+func TestWhatMayHaveHadAnEffectOrWaitedLongIsReset(t *testing.T) {
+	for name, c := range map[string]struct {
+		line string
+		age  time.Duration
+	}{
+		"a post":      {"POST / HTTP/1.1", 0},
+		"a long poll": {"GET / HTTP/1.1", time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var passed atomic.Int64
+			r := newRig(t, func(cfg *edge.Config) {
+				cfg.Now = func() time.Time { return time.Now().Add(time.Duration(passed.Load())) }
+			})
+			before, after := newSandbox(t), newSandbox(t)
+			seen := make(chan string)
+			port := before.serve(0, silent(seen))
+			after.serve(port, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "after") })
+			r.push(running(idA, 1, before.address))
+			w := r.dial()
+			w.request(c.line, "Host: localhost", "E2b-Sandbox-Id: "+idA, fmt.Sprintf("E2b-Sandbox-Port: %d", port))
+			<-seen
+			passed.Store(int64(c.age))
+			r.set(running(idA, 2, after.address))
+			w.expectReset()
+		})
+	}
 }

@@ -30,10 +30,13 @@ type exchange struct {
 
 	kind    metrics.Kind
 	outcome metrics.Outcome
+	begun   time.Time
+	now     func() time.Time
 	target  routing.Target
 	signed  bool // the target was found by a signature: the answer comes from the API's own origin
 
 	status        int
+	answered      atomic.Bool // a status is known
 	informational int
 	hijacked      bool
 
@@ -61,6 +64,7 @@ func (x *exchange) WriteHeader(code int) {
 		return
 	}
 	x.status = code
+	x.answered.Store(true)
 	h := x.writer.Header()
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil
@@ -112,6 +116,20 @@ func (x *exchange) Reset() {
 	}
 }
 
+// youth is how long after its arrival a request counts as one that came in the middle of a pause. One that had waited
+// for longer, a long poll, would wake its sandbox again and again.
+const youth = time.Second
+
+// MayRepeat reports whether the request can be sent to the sandbox's next generation although this one has got it: it
+// only asks for something, it came just now, and no answer has come.
+func (x *exchange) MayRepeat() bool {
+	switch x.request.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
+		return x.body == nil && !x.answered.Load() && x.request.Header.Get("Upgrade") == "" && x.now().Sub(x.begun) < youth
+	}
+	return false
+}
+
 // resetWhenClosed makes the coming close of a cut HTTP/1 connection an RST, which clients of envd streams take for the
 // end of the sandbox. Without it they see an end of file that could be anything.
 func (x *exchange) resetWhenClosed() {
@@ -126,7 +144,7 @@ type attempt struct {
 	*exchange
 	entry *table.Entry
 	lease upstream.Lease
-	again bool // the generation ended before anything was sent
+	again bool // the generation ended before anything was sent, or before an answer to what may be repeated
 }
 
 type attemptKey struct{}

@@ -81,14 +81,13 @@ func New(cfg Config) *Handler {
 
 // ServeHTTP serves one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	started := h.Now()
-	x := &exchange{writer: w, request: r}
+	x := &exchange{writer: w, request: r, begun: h.Now(), now: h.Now}
 	finished := false
 	defer func() {
 		if !finished && x.outcome == metrics.OK {
 			x.outcome = metrics.Cut
 		}
-		h.Metrics.Done(x.kind, x.outcome, h.Now().Sub(started))
+		h.Metrics.Done(x.kind, x.outcome, h.Now().Sub(x.begun))
 	}()
 	if r.ProtoMajor == 1 {
 		x.client = listen.FromContext(r.Context())

@@ -191,8 +191,8 @@ func tokenRight(given, right string) bool {
 	return right != "" && subtle.ConstantTimeCompare([]byte(given), []byte(right)) == 1
 }
 
-// forward sends x to the running sandbox. It reports true when that generation ended before anything was sent, so
-// that the request can go to the next one.
+// forward sends x to the running sandbox. It reports true when that generation ended before anything was sent, or
+// before it answered what may be repeated, so that the request can go to the next one.
 func (h *Handler) forward(x *exchange, entry *table.Entry) (again bool) {
 	a := &attempt{Context: x.request.Context(), exchange: x, entry: entry}
 	switch err := entry.Backend.Join(&a.lease, x); {
@@ -277,7 +277,7 @@ func (h *Handler) sandboxFailed(w http.ResponseWriter, _ *http.Request, err erro
 	switch {
 	case x.hijacked, a.lease.Revoked():
 		panic(http.ErrAbortHandler)
-	case errors.Is(err, upstream.ErrGone):
+	case errors.Is(err, upstream.ErrGone), a.entry.Backend.Dead() && x.MayRepeat():
 		a.again = true
 	case a.entry.Backend.Dead():
 		panic(http.ErrAbortHandler) // cutShort resets the client

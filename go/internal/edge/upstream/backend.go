@@ -124,7 +124,8 @@ func (b *Backend) Dead() bool {
 
 // Kill ends the backend: requests in flight are revoked (their clients reset), connections to the sandbox are reset,
 // nothing new is taken. It returns when no request uses the backend any more, at most half a second later. Requests
-// that had not got a connection yet are not reset: they get ErrGone.
+// that had not got a connection yet are not reset: they get ErrGone; and those that may be sent once more see their
+// connection break.
 func (b *Backend) Kill() {
 	b.mu.Lock()
 	if b.dead {
@@ -137,7 +138,7 @@ func (b *Backend) Kill() {
 	if b.inFlight == 0 {
 		close(b.drained)
 	}
-	b.revoke(func(l *Lease) bool { return l.dialing.Load() == 0 })
+	b.revoke(func(l *Lease) bool { return l.dialing.Load() == 0 && !l.owner.MayRepeat() })
 	conns := b.conns
 	b.conns = nil
 	b.mu.Unlock()
@@ -177,17 +178,20 @@ func (b *Backend) awaitDrained(limit time.Duration) bool {
 	}
 }
 
-// Resetter is a request whose client can be cut off at once.
-type Resetter interface {
+// Owner is a request whose client can be cut off at once.
+type Owner interface {
 	// Reset cuts the client off: RST of its TCP connection, or RST_STREAM. It must not block.
 	Reset()
+	// MayRepeat reports whether the request can be sent once more, so that its client need not be cut off. It must not
+	// block.
+	MayRepeat() bool
 }
 
 // Lease is one request's use of a backend. The zero value is ready for Join.
 type Lease struct {
 	prev, next *Lease
 	backend    *Backend
-	owner      Resetter
+	owner      Owner
 	dialing    atomic.Int32 // a connection is being made for it
 	revoked    atomic.Bool
 }
@@ -196,7 +200,7 @@ type Lease struct {
 type LeaseKey struct{}
 
 // Join puts the lease on the backend. It fails with ErrGone or ErrFull.
-func (b *Backend) Join(l *Lease, owner Resetter) error {
+func (b *Backend) Join(l *Lease, owner Owner) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.dead {
