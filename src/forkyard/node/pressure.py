@@ -1,14 +1,13 @@
-"""Lets the warm pool go when the host runs out of memory: what somebody uses comes first."""
+"""Lets what is prepared ahead go when the host runs out of memory: what somebody uses comes first."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from forkyard.base.clock import Clock
 from forkyard.base.logging import get_logger
 from forkyard.host.memory import HostMemory, host_memory
-from forkyard.sandboxes.warm import WarmPool
 
 log = get_logger(__name__)
 
@@ -21,8 +20,14 @@ _ENOUGH = 1.5
 
 
 class MemoryPressure:
-    def __init__(self, pool: WarmPool, clock: Clock, look: Callable[[], HostMemory] = host_memory) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        hold: Sequence[Callable[[bool], None]],
+        clock: Clock,
+        look: Callable[[], HostMemory] = host_memory,
+    ) -> None:
+        """`hold`: of each pool, what makes it let go (True) or go on (False)."""
+        self._hold = hold
         self._clock = clock
         self._look = look
         self._low = False
@@ -34,14 +39,15 @@ class MemoryPressure:
             await self._clock.sleep(INTERVAL_S)
 
     def decide(self, memory: HostMemory) -> None:
-        """Hold the pool back, or let it go on, by what is free."""
+        """Hold the pools back, or let them go on, by what is free."""
         mark = max(_LOW_BYTES, int(memory.total * _LOW_SHARE))
         low = memory.available < (mark * _ENOUGH if self._low else mark)
         if low == self._low:
             return
         self._low = low
         log.warning(
-            "memory is low; the warm pool is let go" if low else "memory is free again",
+            "memory is low; pools are let go" if low else "memory is free again",
             available=memory.available,
         )
-        self._pool.hold(low)
+        for hold in self._hold:
+            hold(low)

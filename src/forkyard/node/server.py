@@ -279,7 +279,7 @@ class Server:
         self._loops.start("edge", self._edge.run)
         self._loops.start("expiry", self._expiry.run)
         self._loops.start("warm-pool", self._pool.run)
-        self._loops.start("pressure", MemoryPressure(self._pool, self._clock).run)
+        self._loops.start("pressure", MemoryPressure([self._pool.hold, self._driver.hold], self._clock).run)
         self._loops.start("samples", self._samples.run)
         self._loops.start("reconcile", self._reconciler.run)
         self._loops.start("scrub", Scrub(self._core).run)

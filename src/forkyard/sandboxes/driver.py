@@ -267,6 +267,10 @@ class Prewarm(Protocol):
         """Keep `count` empty machines of this shape ready (0 lets them go). Never blocks; filled behind."""
         ...
 
+    def hold(self, held: bool) -> None:
+        """Let all of them go and make no more, whatever is in demand (the host has no memory left), or go on."""
+        ...
+
     def prepared(self) -> Mapping[Shape, int]:
         """How many are ready now."""
         ...

@@ -305,11 +305,15 @@ class PrewarmContract:
             driver.spec_of(result.requires, name="taker", egress=EgressPolicy()), bench.directory / "warm"
         )
         assert (await driver.inspect(handle)).running
-        driver.demand(shape, 0)
+        driver.hold(True)
 
         async def none_left() -> bool:
             return not driver.prepared().get(shape, 0)
 
+        await eventually(none_left, "they are let go when there is no memory for them")
+        driver.hold(False)
+        await eventually(ready, "others are prepared when there is")
+        driver.demand(shape, 0)
         await eventually(none_left, "the others are let go")
         for each in (source, handle):
             await driver.destroy(each)

@@ -45,6 +45,7 @@ class FakeDriver:
         self._life = life or Life(host.faults)
         self._events: asyncio.Queue[MachineEvent | None] = asyncio.Queue()
         self._prepared: dict[Shape, int] = {}
+        self._held = False
         self._open = False
 
     # -- Driver --------------------------------------------------------------------------------------
@@ -194,8 +195,11 @@ class FakeDriver:
         else:
             self._prepared.pop(shape, None)
 
+    def hold(self, held: bool) -> None:
+        self._held = held
+
     def prepared(self) -> Mapping[Shape, int]:
-        return dict(self._prepared)
+        return {} if self._held else dict(self._prepared)
 
     # ------------------------------------------------------------------------------------------------
 

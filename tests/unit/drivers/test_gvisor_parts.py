@@ -121,6 +121,27 @@ async def test_empties_follow_demand() -> None:
         await asyncio.gather(loop, return_exceptions=True)
 
 
+async def test_empties_are_let_go_while_they_are_held() -> None:
+    stock = Stock()
+    empties = Empties(most=2, make=stock.make, end=stock.end, clock=ManualClock())
+    loop = asyncio.create_task(empties.run())
+    try:
+        empties.demand(SHAPE, 2)
+        await filled(empties, SHAPE, 2)
+        empties.hold(True)
+        await filled(empties, SHAPE, 0)
+        assert sorted(stock.ended) == ["empty-1", "empty-2"]
+        assert empties.take(SHAPE) is None  # a demand that waits
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert stock.made == 2
+        empties.hold(False)
+        await filled(empties, SHAPE, 2)
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+
+
 async def test_no_empties() -> None:
     stock = Stock()
     empties = Empties(most=0, make=stock.make, end=stock.end, clock=ManualClock())

@@ -1,4 +1,4 @@
-"""The warm pool is let go when memory is low, and filled again only when clearly enough is free."""
+"""Pools are let go when memory is low, and filled again only when clearly enough is free."""
 
 from forkyard.host.memory import HostMemory
 from forkyard.node.pressure import MemoryPressure
@@ -15,9 +15,9 @@ class Pool:
         self.calls.append(held)
 
 
-def test_the_pool_is_let_go_once_and_comes_back_with_a_margin() -> None:
-    pool = Pool()
-    pressure = MemoryPressure(pool, ManualClock())  # type: ignore[arg-type]
+def test_the_pools_are_let_go_once_and_come_back_with_a_margin() -> None:
+    pool, other = Pool(), Pool()
+    pressure = MemoryPressure([pool.hold, other.hold], ManualClock())
     for available, expected in (
         (8 * GIB, []),
         (int(1.1 * GIB), []),  # 5 % of 20 GiB is 1 GiB
@@ -27,12 +27,12 @@ def test_the_pool_is_let_go_once_and_comes_back_with_a_margin() -> None:
         (int(0.4 * GIB), [True, False, True]),
     ):
         pressure.decide(HostMemory(20 * GIB, available))
-        assert pool.calls == expected
+        assert pool.calls == other.calls == expected
 
 
 def test_a_small_host_keeps_half_a_gibibyte() -> None:
     pool = Pool()
-    pressure = MemoryPressure(pool, ManualClock())  # type: ignore[arg-type]
+    pressure = MemoryPressure([pool.hold], ManualClock())
     pressure.decide(HostMemory(2 * GIB, GIB // 2 + 1))
     assert pool.calls == []
     pressure.decide(HostMemory(2 * GIB, GIB // 2 - 1))

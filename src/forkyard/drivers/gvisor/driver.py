@@ -192,6 +192,9 @@ class GvisorDriver:
     def demand(self, shape: Shape, count: int) -> None:
         self._machines.empties.demand(shape, count)
 
+    def hold(self, held: bool) -> None:
+        self._machines.empties.hold(held)
+
     def prepared(self) -> Mapping[Shape, int]:
         return self._machines.prepared()
 

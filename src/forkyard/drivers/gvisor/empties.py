@@ -53,6 +53,7 @@ class Empties:
         self._wanted: dict[Shape, int] = {}
         self._asked: dict[Shape, float] = {}
         self._wake = asyncio.Event()
+        self._held = False
         self.operations = Precedence()
         """Operations on machines that somebody waits for."""
 
@@ -71,6 +72,11 @@ class Empties:
             self.demand(shape, self._wanted[shape] + 1)
             return None
         return ready.pop(0)
+
+    def hold(self, held: bool) -> None:
+        """Let all of them go and make no more (memory is low), or go on with what is in demand."""
+        self._held = held
+        self._wake.set()
 
     def discard(self, container: str) -> Empty | None:
         """Take out one that died."""
@@ -118,6 +124,10 @@ class Empties:
             if now - self._asked[shape] > _DEMAND_S:
                 wanted = self._wanted[shape] = 0
             ready = self._ready.setdefault(shape, [])
+            if wanted == 0 and not ready:
+                del self._wanted[shape], self._asked[shape], self._ready[shape]
+                continue
+            wanted = 0 if self._held else wanted
             if len(ready) < wanted:
                 await self.operations.stand_back(quiet_s=_QUIET_S, at_most_s=_MOST_STOOD_BACK_S)
                 ready.append(await self._make(shape))
@@ -125,6 +135,4 @@ class Empties:
             if len(ready) > wanted:
                 await self._end(ready.pop())
                 return True
-            if wanted == 0 and not ready:
-                del self._wanted[shape], self._asked[shape], self._ready[shape]
         return False
