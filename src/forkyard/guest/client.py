@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 
@@ -56,6 +57,51 @@ class GuestIdentity:
         if self.default_workdir:
             body["defaultWorkdir"] = self.default_workdir
         return body
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKill:
+    """A process that was killed because memory ran out; what it says comes from inside."""
+
+    pid: int
+    name: str
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKills:
+    kills: tuple[MemoryKill, ...]
+    dropped: int
+    """Further ones of which nothing is known."""
+
+
+MAX_KILLS = 64
+_MAX_NAME = 64
+_MAX_NUMBER = 2**53
+
+
+def _memory_kills(data: bytes) -> MemoryKills:
+    """Nothing in it is believed: names are cut, numbers bounded, what has another form is left out."""
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        return MemoryKills((), 0)
+    answer = cast(dict[str, Any], answer) if isinstance(answer, dict) else {}
+    listed = answer.get("kills")
+    items = cast(list[Any], listed) if isinstance(listed, list) else []
+    kills = [_memory_kill(cast(dict[str, Any], item)) for item in items[:MAX_KILLS] if isinstance(item, dict)]
+    return MemoryKills(tuple(kills), max(0, len(items) - MAX_KILLS) + _number(answer.get("dropped")))
+
+
+def _memory_kill(item: dict[str, Any]) -> MemoryKill:
+    name = item.get("name")
+    text = name[:_MAX_NAME] if isinstance(name, str) else ""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return MemoryKill(_number(item.get("pid")), shown, _number(item.get("rss_bytes")))
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < _MAX_NUMBER else 0
 
 
 class GuestClient:
@@ -125,6 +171,13 @@ class GuestClient:
         """The host sees memory running out: let envd look now."""
         await self._call("POST", address, "/internal/memory", {}, timeout_s=timeout_s)
 
+    async def take_memory_kills(self, address: str, *, timeout_s: float) -> MemoryKills:
+        """What the out-of-memory killer inside did since this was last asked. Older daemons refuse (GuestRefused)."""
+        data, _headers = await self._exchange(
+            "POST", address, "/internal/memory-kills", {}, timeout_s=timeout_s
+        )
+        return _memory_kills(data)
+
     async def _call(
         self,
         method: str,
@@ -135,6 +188,22 @@ class GuestClient:
         timeout_s: float,
         connect_s: float | None = None,
     ) -> dict[str, str]:
+        _data, headers = await self._exchange(
+            method, address, path, body, timeout_s=timeout_s, connect_s=connect_s
+        )
+        return headers
+
+    async def _exchange(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        body: dict[str, Any] | None,
+        *,
+        timeout_s: float,
+        connect_s: float | None = None,
+    ) -> tuple[bytes, dict[str, str]]:
+        """Body, up to 1 MiB, and headers."""
         if self._session is None:
             raise RuntimeError("the guest client is not open")
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
@@ -150,6 +219,6 @@ class GuestClient:
                 if response.status >= 300:
                     text = data[:300].decode("utf-8", "replace")
                     raise GuestRefused(f"the sandbox's daemon answered {response.status} to {path}: {text}")
-                return {k: v for k, v in response.headers.items() if len(v) < 1000}
+                return data, {k: v for k, v in response.headers.items() if len(v) < 1000}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise GuestUnreachable(f"no answer from the sandbox's daemon to {path}: {error}") from error

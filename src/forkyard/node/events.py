@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
 from forkyard.sandboxes.core import Core
@@ -19,8 +21,12 @@ _WATCHED = (State.RUNNING, State.SNAPSHOTTING)
 class MachineEvents:
     """One loop a node."""
 
-    def __init__(self, core: Core, pool: WarmPool) -> None:
+    def __init__(
+        self, core: Core, pool: WarmPool, memory_is_short: Callable[[str], None] | None = None
+    ) -> None:
+        """`memory_is_short` is told of a sandbox (id) whose memory is running out."""
         self._core = core
+        self._memory_is_short = memory_is_short
         self._pool = pool
 
     async def run(self) -> None:
@@ -61,6 +67,8 @@ class MachineEvents:
         if row is None or row.handle is None:
             return
         self._core.journal.write(row.id, "memory is running out", level="warn")
+        if self._memory_is_short is not None:
+            self._memory_is_short(row.id)
         try:
             await self._core.guests.memory_pressure(Handle.from_json(row.handle).address, timeout_s=2.0)
         except ForkyardError as error:

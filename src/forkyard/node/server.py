@@ -27,6 +27,7 @@ from forkyard.node.edge_client import EdgeClient
 from forkyard.node.edge_supervisor import EdgeSupervisor
 from forkyard.node.events import MachineEvents
 from forkyard.node.loop_lag import LoopLag
+from forkyard.node.memory_kills import MemoryKillLog
 from forkyard.node.pressure import MemoryPressure
 from forkyard.node.readiness import Readiness
 from forkyard.node.reconcile import Reconciler
@@ -156,6 +157,7 @@ class Server:
         await self._auth.bootstrap(self._save_key)
         await self._auth.limits.read()
         self._readiness.done("database")
+        self._readiness.probe("database", self._database.ping)
         progress("driver")
         await self._whole(self._images.install(settings.images / image.image, image.sha256))
         await self._guests.open()
@@ -163,6 +165,7 @@ class Server:
         self._stack.push_async_callback(self._close_driver)
         await self._whole(self._open_driver())
         self._readiness.done("driver")
+        self._readiness.probe("driver", self._driver.ping)
         progress("recovery")
         await self._edge_client.open()
         self._stack.push_async_callback(self._edge_client.close)
@@ -274,8 +277,10 @@ class Server:
         self._pool.target(snapshot, settings.warm_pool)
 
     def _start_loops(self) -> None:
-        events = MachineEvents(self._core, self._pool)
+        kills = MemoryKillLog(self._core, self._guests, self._samples)
+        events = MachineEvents(self._core, self._pool, kills.watch)
         self._loops.start("events", events.run)
+        self._loops.start("memory-kills", kills.run)
         self._loops.start("edge", self._edge.run)
         self._loops.start("expiry", self._expiry.run)
         self._loops.start("warm-pool", self._pool.run)

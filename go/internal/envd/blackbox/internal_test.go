@@ -156,7 +156,7 @@ func TestInternalRoutesDoNotExistForOthers(t *testing.T) {
 	local(t)
 	e := own(t, "--allow-internal-from", "127.0.0.99")
 	for _, route := range []string{
-		"POST /init", "POST /internal/quiesce", "POST /internal/end-processes", "POST /internal/memory", "POST /internal/forward",
+		"POST /init", "POST /internal/quiesce", "POST /internal/end-processes", "POST /internal/memory", "POST /internal/memory-kills", "POST /internal/forward",
 		"GET /internal/processes", "POST /internal/calls/a", "GET /internal/calls/a", "DELETE /internal/calls/a", "POST /internal/calls/a/signal",
 		"GET /init", "GET /internal/", "GET /internal/nothing", "POST /freeze",
 	} {

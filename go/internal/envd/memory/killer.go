@@ -5,6 +5,7 @@ package memory
 import (
 	"log/slog"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -33,6 +34,40 @@ const (
 type Killer struct {
 	alerts chan struct{}
 	since  time.Time // start of the present shortage; zero: there is none
+
+	lock    sync.Mutex
+	kills   []Kill // since they were last taken
+	dropped int    // those that were too many to keep
+}
+
+// maxKills bounds how many kills are kept for the host, which asks every few seconds when memory is short.
+const maxKills = 64
+
+// Kill is one process that was killed.
+type Kill struct {
+	At       time.Time `json:"at"`
+	PID      int       `json:"pid"`
+	Name     string    `json:"name"`
+	RSSBytes int64     `json:"rss_bytes"`
+}
+
+// Take answers the kills since the last call, the first ones of them, and how many there were beyond those.
+func (k *Killer) Take() (kills []Kill, dropped int) {
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	kills, dropped = k.kills, k.dropped
+	k.kills, k.dropped = nil, 0
+	return kills, dropped
+}
+
+func (k *Killer) note(victim procfs.Process) {
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	if len(k.kills) >= maxKills {
+		k.dropped++
+		return
+	}
+	k.kills = append(k.kills, Kill{time.Now().UTC(), victim.PID, victim.Comm, victim.RSSBytes})
 }
 
 // NewKiller makes a killer that does nothing until Run.
@@ -120,6 +155,7 @@ func (k *Killer) kill(victim procfs.Process, reader *procfs.MemoryReader) {
 	if err := syscall.Kill(victim.PID, syscall.SIGKILL); err != nil {
 		return
 	}
+	k.note(victim)
 	slog.Warn("out of memory: killed the largest process", "pid", victim.PID, "name", victim.Comm, "rss_bytes", victim.RSSBytes)
 	for limit := time.Now().Add(deathWait); time.Now().Before(limit); time.Sleep(fastest) {
 		memory, err := reader.Read()

@@ -36,3 +36,20 @@ func TestTheLargestIsChosenButNeverEnvd(t *testing.T) {
 		t.Fatal("there was nobody to kill")
 	}
 }
+
+func TestKillsAreToldOnceAndNoMoreThanAreKept(t *testing.T) {
+	killer := NewKiller()
+	for pid := range maxKills + 3 {
+		killer.note(procfs.Process{PID: pid, Comm: "eater", RSSBytes: 5})
+	}
+	kills, dropped := killer.Take()
+	if len(kills) != maxKills || dropped != 3 {
+		t.Fatalf("%d kills, %d dropped", len(kills), dropped)
+	}
+	if first := kills[0]; first.PID != 0 || first.Name != "eater" || first.RSSBytes != 5 || time.Since(first.At) > time.Minute {
+		t.Fatalf("%+v", first)
+	}
+	if kills, dropped := killer.Take(); len(kills) != 0 || dropped != 0 {
+		t.Fatalf("told again: %v, %d", kills, dropped)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"forkyard.dev/forkyard/internal/envd/calls"
 	"forkyard.dev/forkyard/internal/envd/connect"
 	"forkyard.dev/forkyard/internal/envd/files"
+	"forkyard.dev/forkyard/internal/envd/memory"
 	"forkyard.dev/forkyard/internal/envd/process"
 	"forkyard.dev/forkyard/internal/envd/procfs"
 )
@@ -40,6 +41,7 @@ func (s *Server) registerInternal(mux *http.ServeMux) {
 	handle("POST /internal/quiesce", s.quiesce)
 	handle("POST /internal/end-processes", s.endProcesses)
 	handle("POST /internal/memory", s.memoryPressure)
+	handle("POST /internal/memory-kills", s.takeMemoryKills)
 	handle("POST /internal/forward", s.forward)
 	handle("GET /internal/processes", s.processes)
 	handle("POST /internal/calls/{id}", s.startCall)
@@ -83,6 +85,19 @@ func (s *Server) memoryPressure(w http.ResponseWriter, _ *http.Request) {
 		s.config.Killer.Alert()
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// takeMemoryKills tells what the out-of-memory killer has done, once.
+func (s *Server) takeMemoryKills(w http.ResponseWriter, _ *http.Request) {
+	answer := struct {
+		Kills   []memory.Kill `json:"kills"`
+		Dropped int           `json:"dropped"`
+	}{Kills: []memory.Kill{}}
+	if s.config.Killer != nil {
+		kills, dropped := s.config.Killer.Take()
+		answer.Kills, answer.Dropped = append(answer.Kills, kills...), dropped
+	}
+	writeJSON(w, http.StatusOK, answer)
 }
 
 // forward makes a port reachable that is bound to loopback only.
