@@ -56,7 +56,7 @@ def router(
 
     @routes.get("/ready")
     async def ready(_: Request) -> Response:
-        missing = readiness.missing()
+        missing = await readiness.look()
         if missing:
             return PlainTextResponse("not ready: " + ", ".join(missing) + "\n", status_code=503)
         return PlainTextResponse("ready\n")

@@ -176,6 +176,10 @@ class Driver(Protocol):
         """Let go; machines in use go on running, what was prepared ahead is ended."""
         ...
 
+    async def ping(self) -> None:
+        """Cheap. Raises DriverError when what machines are made with does not answer."""
+        ...
+
     def shape(self, *, image: str, vcpus: int, memory_mb: int, disk_mb: int) -> Shape:
         """The shape of a fresh machine with the newest envd and runtime."""
         ...

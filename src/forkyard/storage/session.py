@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from forkyard.base.logging import get_logger
 from forkyard.storage.engine import DatabaseUrl, DialectName, create_engines
-from forkyard.storage.errors import DatabaseBusy, DatabaseConflict
+from forkyard.storage.errors import DatabaseBusy, DatabaseConflict, DatabaseUnavailable
 from forkyard.storage.wal import WalFlush
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ SLOW_WRITE = 1.0
 
 _ATTEMPTS = 5
 _COMMIT_WITHOUT_WAITING = text("SET LOCAL synchronous_commit TO off")
+_PING = text("SELECT version_num FROM alembic_version LIMIT 1")
 _EMIT_RECORD = text("SELECT pg_logical_emit_message(true, 'forkyard', '')")
 
 
@@ -124,6 +125,14 @@ class Database:
         async with self.write() as session:
             # A commit that wrote nothing waits for nothing; this writes a record that nobody reads.
             await session.execute(_EMIT_RECORD)
+
+    async def ping(self) -> None:
+        """Whether it can be read now. Raises DatabaseUnavailable, DatabaseBusy; may hang as long as it does."""
+        if self.url.path is not None and not self.url.path.exists():
+            # Who has it open could read on, and lose all that he writes.
+            raise DatabaseUnavailable(f"the database file {self.url.path} is gone")
+        async with self.read() as session:
+            await session.execute(_PING)
 
     async def transact(self, work: Callable[[AsyncSession], Awaitable[T]], durable: bool = True) -> T:
         """Run `work(session)` as `write()` does and return its result; on DatabaseConflict again, 5 times.

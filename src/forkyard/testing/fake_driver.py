@@ -60,6 +60,10 @@ class FakeDriver:
         self._open = False
         self._events.put_nowait(None)
 
+    async def ping(self) -> None:
+        async with self._life.call("driver.ping"):
+            pass
+
     def shape(self, *, image: str, vcpus: int, memory_mb: int, disk_mb: int) -> Shape:
         return Shape(image, self._host.envds[-1], self._host.runtimes[-1], vcpus, memory_mb, disk_mb)
 

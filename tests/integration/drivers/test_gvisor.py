@@ -138,7 +138,10 @@ async def test_a_keeper_that_hangs_when_the_driver_is_opened_or_closed(
     monkeypatch.setattr(keeper_module, "_INFO", aiohttp.ClientTimeout(total=1.0))
     handle = await bench.driver.create(bench.spec("survivor"))
     hung = await keeper_process(bench)
+    await bench.driver.ping()
     assert hung.send(signal.SIGSTOP)
+    with pytest.raises(KeeperAway):
+        await bench.driver.ping()
     await bench.reopen()
     assert not hung.alive()
     assert (await bench.driver.inspect(handle)).running

@@ -495,3 +495,23 @@ async def test_an_address_that_cannot_be_read(dsn: str) -> None:
     assert "hunter" not in str(caught.value)
     assert caught.value.__cause__ is None or "hunter" not in str(caught.value.__cause__)
     await database.close()
+
+
+async def test_a_ping_tells_whether_the_database_is_there(database: Database) -> None:
+    await database.ping()
+    if database.url.path is None:
+        async with database.write() as session:
+            await session.execute(text("ALTER TABLE alembic_version RENAME TO hidden"))
+        try:
+            with pytest.raises(Exception, match="alembic_version"):
+                await database.ping()
+        finally:
+            async with database.write() as session:
+                await session.execute(text("ALTER TABLE hidden RENAME TO alembic_version"))
+        return
+    aside = database.url.path.with_suffix(".aside")
+    database.url.path.rename(aside)
+    with pytest.raises(DatabaseUnavailable, match="is gone"):
+        await database.ping()
+    aside.rename(database.url.path)
+    await database.ping()

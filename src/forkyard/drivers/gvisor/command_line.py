@@ -95,6 +95,9 @@ class CommandLine:
     async def shutdown(self) -> None:
         """There is no process to end."""
 
+    async def ping(self) -> None:
+        """It has no process of its own."""
+
     async def list(self) -> Sequence[Container]:
         return [c for files in self._all() if (c := _container(files)) is not None]
 

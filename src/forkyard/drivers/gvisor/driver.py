@@ -96,6 +96,9 @@ class GvisorDriver:
         await self._network.close()
         self._events.put_nowait(None)
 
+    async def ping(self) -> None:
+        await self._runtimes.ping()
+
     def shape(self, *, image: str, vcpus: int, memory_mb: int, disk_mb: int) -> Shape:
         return Shape(image, self._newest_envd, self._newest_runtime, vcpus, memory_mb, disk_mb)
 

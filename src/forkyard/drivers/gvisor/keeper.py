@@ -115,6 +115,9 @@ class Keeper:
         if process is not None:
             await self._end(process)
 
+    async def ping(self) -> None:
+        await self._once("GET", "/v1/info", None, timeout=_INFO)
+
     async def list(self) -> Sequence[Container]:
         return [_container(raw) for raw in await self._call("GET", "/v1/containers", None)]
 

@@ -52,6 +52,11 @@ class Runtimes:
             self._loops.start(f"events-{sha256[:12]}", self._follower(runtime))
             return runtime
 
+    async def ping(self) -> None:
+        """Raises DriverError when one of those that are open does not answer."""
+        for runtime in list(self._open.values()):
+            await runtime.ping()
+
     async def containers(self) -> list[tuple[Runtime, Container]]:
         """All containers of the runtimes that are open."""
         return [(runtime, c) for runtime in self._open.values() for c in await runtime.list()]
