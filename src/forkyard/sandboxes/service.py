@@ -6,9 +6,10 @@ SandboxNotFound.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from forkyard.base.errors import InvalidInput
+from forkyard.base.errors import InvalidInput, LimitExceeded, StorageFull
 from forkyard.sandboxes import capturing, creating, endings, network, pausing, resuming
 from forkyard.sandboxes.catalog import Catalog, TemplateEntry
 from forkyard.sandboxes.core import Core, settle, visible
@@ -26,6 +27,8 @@ from forkyard.sandboxes.state import State
 from forkyard.sandboxes.store import Cursor, SandboxFilter
 from forkyard.sandboxes.warm import WarmPool
 
+T = TypeVar("T")
+
 MAX_PAGE = 100
 
 
@@ -40,9 +43,7 @@ class Sandboxes:
 
     async def create(self, team_id: str, request: NewSandbox) -> Sandbox:
         """See `creating.create`."""
-        return await self._core.operations.run_detached(
-            creating.create(self._core, self._pool, team_id, request), "create"
-        )
+        return await self._run(creating.create(self._core, self._pool, team_id, request), "create")
 
     async def get(self, team_id: str, sandbox_id: str) -> Sandbox:
         """Raises SandboxNotFound."""
@@ -64,7 +65,7 @@ class Sandboxes:
 
     async def kill(self, team_id: str, sandbox_id: str, *, reason: str = "killed by its owner") -> None:
         """End it for good; answers once nothing reaches it any more. Raises SandboxNotFound."""
-        await self._core.operations.run_detached(
+        await self._run(
             endings.kill(self._core, sandbox_id, team_id=team_id, reason=reason), f"kill-{sandbox_id}"
         )
 
@@ -72,7 +73,7 @@ class Sandboxes:
         self, team_id: str, sandbox_id: str, *, keep_memory: bool = True, require_healthy: bool = False
     ) -> Sandbox:
         """See `pausing.pause`."""
-        paused = await self._core.operations.run_detached(
+        paused = await self._run(
             pausing.pause(
                 self._core,
                 sandbox_id,
@@ -90,7 +91,7 @@ class Sandboxes:
         self, team_id: str, sandbox_id: str, *, timeout_s: int, keep_memory: bool = True
     ) -> Connected:
         """See `resuming.connect`."""
-        return await self._core.operations.run_detached(
+        return await self._run(
             resuming.connect(
                 self._core, sandbox_id, team_id=team_id, timeout_s=timeout_s, keep_memory=keep_memory
             ),
@@ -101,7 +102,7 @@ class Sandboxes:
         self, team_id: str, sandbox_id: str, *, timeout_s: int, keep_memory: bool = True
     ) -> Sandbox:
         """See `resuming.resume`."""
-        return await self._core.operations.run_detached(
+        return await self._run(
             resuming.resume(
                 self._core, sandbox_id, team_id=team_id, timeout_s=timeout_s, keep_memory=keep_memory
             ),
@@ -151,7 +152,7 @@ class Sandboxes:
     ) -> None:
         """Replace all egress rules; what is None is cleared. See `network.set_network`."""
         egress_policy(allow_out=allow_out, deny_out=deny_out, allow_internet=allow_internet)
-        await self._core.operations.run_detached(
+        await self._run(
             network.set_network(
                 self._core,
                 sandbox_id,
@@ -167,7 +168,7 @@ class Sandboxes:
         self, team_id: str, sandbox_id: str, *, count: int = 1, timeout_s: int | None = None
     ) -> Sequence[capturing.ForkResult]:
         """See `capturing.fork`."""
-        return await self._core.operations.run_detached(
+        return await self._run(
             capturing.fork(self._core, sandbox_id, team_id=team_id, count=count, timeout_s=timeout_s),
             f"fork-{sandbox_id}",
         )
@@ -218,7 +219,7 @@ class Sandboxes:
     ) -> tuple[Snapshot, Sequence[SnapshotName]]:
         """See `capturing.snapshot`."""
         reference = parse_reference(name, "name") if name is not None else None
-        snapshot = await self._core.operations.run_detached(
+        snapshot = await self._run(
             capturing.snapshot(
                 self._core, sandbox_id, team_id=team_id, name=reference, keep_memory=keep_memory
             ),
@@ -284,6 +285,14 @@ class Sandboxes:
         return entry, page, Cursor(page[-1].created_at, page[-1].id) if more else None
 
     # ------------------------------------------------------------------------------------------------
+
+    async def _run(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """To its end, even when the caller is cut off."""
+        try:
+            return await self._core.operations.run_detached(work, name)
+        except (LimitExceeded, StorageFull) as error:
+            self._core.telemetry.refused.labels(error.code).inc()
+            raise
 
 
 def _check_page(limit: int) -> None:

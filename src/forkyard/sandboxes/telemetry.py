@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,6 +16,7 @@ class Telemetry:
     """One set per registry; the composition root makes one, tests make their own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
         self._stages = Histogram(
             "forkyard_sandbox_stage_duration_seconds",
             "Duration of a stage of a transition",
@@ -39,12 +40,25 @@ class Telemetry:
             registry=registry,
         )
         self.refused = Counter(
-            "forkyard_admission_refused_total", "Requests refused by a limit", ["reason"], registry=registry
+            "forkyard_admission_refused_total",
+            "Operations refused because a limit was reached or a disk is full",
+            ["reason"],
+            registry=registry,
+        )
+        self._pools = Gauge(
+            "forkyard_pool_ready",
+            "Machines that are ready: `warm` ones of templates, `empty` ones of recent shapes",
+            ["pool"],
+            registry=registry,
         )
         self.damaged = Counter(
             "forkyard_snapshots_damaged_total", "Snapshots found changed on the disk", registry=registry
         )
         self.swept = Counter("forkyard_swept_total", "Leftovers removed", ["kind"], registry=registry)
+
+    def show_pool(self, pool: str, ready: Callable[[], int]) -> None:
+        """Ask `ready` at every scrape."""
+        self._pools.labels(pool).set_function(ready)
 
     @contextmanager
     def stage(self, operation: str, stage: str) -> Generator[None]:

@@ -43,6 +43,8 @@ class WarmPool:
         self._failing: dict[str, _Failing] = {}
         self._wake = asyncio.Event()
         self._held = False
+        core.telemetry.show_pool("warm", lambda: sum(self.ready().values()))
+        core.telemetry.show_pool("empty", lambda: sum(core.driver.prepared().values()))
         self.creates = Precedence()
         """Creates that somebody waits for: a restore beside them would take the cores that they need."""
 

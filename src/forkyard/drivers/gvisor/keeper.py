@@ -263,7 +263,7 @@ class Keeper:
                 await self._clock.sleep(_LOOK_S)
 
     async def _adopt_patiently(self) -> None:
-        """Ask again once: a connection may have been closed as idle, and a long silence may have been a stop of ours."""
+        """Ask again once: a connection may have been closed as idle, and a long silence may be a stop of ours."""
         try:
             await self._adopt()
         except KeeperAway as error:
