@@ -41,6 +41,7 @@ def test_a_team_is_made_with_a_key_and_limits_and_is_listed(data_dir: Path, run:
         (("create", " "), 2, "name must have"),
         (("limit", "nobody"), 3, "no such team"),
         (("create", "x", "--max-sandboxes", "-1"), 2, "--max-sandboxes"),
+        (("create", "x", "--max-vcpus", "99999999999"), 2, "vcpus: Input should be less"),
     ],
 )
 def test_what_cannot_be_done_is_said(

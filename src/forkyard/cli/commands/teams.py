@@ -8,10 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from forkyard.auth.errors import TeamExists, TeamNotFound
-from forkyard.auth.limits import TeamLimits
-from forkyard.auth.models import Team
-from forkyard.base.errors import ForkyardError, InvalidInput
+from forkyard.base.errors import Conflict, ForkyardError, InvalidInput, NotFound
 from forkyard.cli.commands.server import DataDir, load_settings
 from forkyard.cli.output import Column, Format, Output, show, show_one, span
 from forkyard.cli.running import CONFLICT, FAILED, NOT_FOUND, USAGE, fail
@@ -36,7 +33,7 @@ MaxMemory = Annotated[int | None, _limit("memory of running sandboxes, in MiB")]
 MaxDisk = Annotated[int | None, _limit("disk of running sandboxes, in MiB")]
 MaxRate = Annotated[float | None, _limit("sandboxes created a second")]
 
-_CODES: dict[type[ForkyardError], int] = {TeamExists: CONFLICT, TeamNotFound: NOT_FOUND, InvalidInput: USAGE}
+_CODES = ((Conflict, CONFLICT), (NotFound, NOT_FOUND), (InvalidInput, USAGE))
 
 
 @teams.command("list")
@@ -49,7 +46,7 @@ def list_(data_dir: DataDir = None, output: Output = Format.AUTO) -> None:
         ("CREATED", lambda t: span(t["created_at"])),
         ("LIMITS", lambda t: " ".join(f"{k}={v}" for k, v in t["limits"].items() if v is not None) or "-"),
     )
-    show([_to_json(team) for team in found], columns, output, empty="no teams")
+    show(found, columns, output, empty="no teams")
 
 
 @teams.command("create")
@@ -65,9 +62,8 @@ def create(
 ) -> None:
     """Make a team. Its first key, an admin's, is shown once."""
     limits = _limits(max_sandboxes, max_vcpus, max_memory_mb, max_disk_mb, max_creates_per_second)
-    issued = _run(node_teams.create_team(load_settings(data_dir=data_dir), name, limits))
-    made = {"team_id": issued.record.team_id, "name": name, "key_id": issued.record.id, "key": issued.key}
-    show_one(made, issued.key, output)
+    made = _run(node_teams.create_team(load_settings(data_dir=data_dir), name, limits))
+    show_one(made, made["key"], output)
 
 
 @teams.command("limit")
@@ -83,28 +79,28 @@ def limit(
 ) -> None:
     """Give a team these limits in place of those it has; a running server knows them within 5 s."""
     limits = _limits(max_sandboxes, max_vcpus, max_memory_mb, max_disk_mb, max_creates_per_second)
-    team = _to_json(_run(node_teams.limit_team(load_settings(data_dir=data_dir), name, limits)))
+    team = _run(node_teams.limit_team(load_settings(data_dir=data_dir), name, limits))
     show_one(team, f"the limits of {name} are set", output)
 
 
 def _limits(
     sandboxes: int | None, vcpus: int | None, memory_mb: int | None, disk_mb: int | None, rate: float | None
-) -> TeamLimits:
-    return TeamLimits(
-        sandboxes=sandboxes, vcpus=vcpus, memory_mb=memory_mb, disk_mb=disk_mb, creates_per_second=rate
-    )
+) -> dict[str, int | float]:
+    given = {
+        "sandboxes": sandboxes,
+        "vcpus": vcpus,
+        "memory_mb": memory_mb,
+        "disk_mb": disk_mb,
+        "creates_per_second": rate,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(work)
     except ForkyardError as error:
-        fail(error.message, _CODES.get(type(error), FAILED))
-
-
-def _to_json(team: Team) -> dict[str, Any]:
-    limits = TeamLimits.from_json(team.limits).model_dump()
-    return {"id": team.id, "name": team.name, "created_at": team.created_at.isoformat(), "limits": limits}
+        fail(error.message, next((code for kind, code in _CODES if isinstance(error, kind)), FAILED))
 
 
 def register(app: typer.Typer) -> None:
