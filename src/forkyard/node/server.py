@@ -26,6 +26,7 @@ from forkyard.node.api import ApiServer, make_app
 from forkyard.node.edge_client import EdgeClient
 from forkyard.node.edge_supervisor import EdgeSupervisor
 from forkyard.node.events import MachineEvents
+from forkyard.node.log_files import LogFiles
 from forkyard.node.loop_lag import LoopLag
 from forkyard.node.memory_kills import MemoryKillLog
 from forkyard.node.pressure import MemoryPressure
@@ -287,6 +288,9 @@ class Server:
         self._loops.start("pressure", MemoryPressure([self._pool.hold, self._driver.hold], self._clock).run)
         self._loops.start("samples", self._samples.run)
         self._loops.start("reconcile", self._reconciler.run)
+        self._loops.start(
+            "log-files", LogFiles(self.settings.log_dir, self.settings.run_dir, self._clock).run
+        )
         self._loops.start("scrub", Scrub(self._core).run)
         self._loops.start("key-usage", self._auth.usage.run)
         self._loops.start("team-limits", self._auth.limits.run)

@@ -15,10 +15,11 @@ from aiohttp import web
 
 from forkyard.base.clock import SystemClock
 from forkyard.host.processes import ProcessHandle
-from forkyard.node import edge_client, edge_supervisor
+from forkyard.node import edge_client, edge_supervisor, log_files
 from forkyard.node import routes as routes_module
 from forkyard.node.edge_client import EdgeClient
 from forkyard.node.edge_supervisor import EdgeSupervisor
+from forkyard.node.log_files import LogFiles
 from forkyard.node.readiness import Readiness
 from forkyard.node.routes import EdgeRoutes
 from forkyard.node.settings import Settings
@@ -187,3 +188,21 @@ async def test_an_edge_that_hangs_is_ended_with_the_server(
     stop(hung)
     await bench.supervisor.shutdown()
     assert not hung.alive()
+
+
+async def test_its_log_is_cut_while_it_writes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.supervisor.attach()
+    path = bench.settings.log_dir / "edge.log"
+
+    async def written() -> bool:
+        return path.stat().st_size > 0
+
+    await eventually(written)
+    monkeypatch.setattr(log_files, "MAX_BYTES", 10)
+    LogFiles(bench.settings.log_dir, bench.settings.run_dir, SystemClock()).look()
+    assert path.stat().st_size == 0
+    assert path.with_name("edge.log.1").read_bytes().startswith(b"{")
+    await bench.routes.attach()
+    await eventually(written)
+    assert b"route table replaced" in path.read_bytes()
+    assert b"\0" not in path.read_bytes()
