@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forkyard.node.settings import Settings
+from scripts import settings_table
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "forkyard"
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
@@ -128,3 +131,35 @@ def test_every_target_explains_itself() -> None:
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     explained = re.findall(r"^([a-z-]+):.* ## \S", makefile, re.MULTILINE)
     assert set(phony.split()) == set(explained)
+
+
+def test_the_settings_guide_is_what_the_declarations_say() -> None:
+    text = settings_table.FILE.read_text()
+    assert text == settings_table.render(text), "run scripts/settings_table.py"
+    for name, field in Settings.model_fields.items():
+        assert field.description, f"{name} does not say what it is"
+        assert f"`FORKYARD_{name.upper()}`" in text
+
+
+def test_the_table_of_settings_takes_nothing_else_with_it() -> None:
+    head = settings_table.HEAD
+    rendered = settings_table.render(f"before\n\n{head}| old | row | here |\n\nafter\n")
+    assert rendered.startswith(f"before\n\n{head}")
+    assert rendered.endswith(" |\n\nafter\n")
+    assert "old" not in rendered
+
+
+def metrics_in_code() -> set[str]:
+    """Names of the metrics of control plane and edge; the edge puts some of them together."""
+    python = "".join(path.read_text() for path in PACKAGE.glob("**/*.py"))
+    edge = "".join(
+        path.read_text() for path in ROOT.glob("go/internal/edge/**/*.go") if "_test" not in path.name
+    )
+    joined = re.findall(r'\{"([a-z_]+)", "(?:gauge|counter)"', edge)
+    found = re.findall(r'"(forkyard_[a-z_]+[a-z])"', python + edge)
+    return set(found) | {f"forkyard_edge_{name}" for name in joined}
+
+
+def test_the_operators_guide_names_every_metric_and_no_other() -> None:
+    guide = (ROOT / "docs" / "guide" / "operations.md").read_text()
+    assert set(re.findall(r"`(forkyard_[a-z_]+)", guide)) == metrics_in_code()

@@ -35,7 +35,7 @@ NotNegative = Annotated[int, Field(ge=0)]
 class Settings(BaseSettings):
     """Settings of `forkyard serve`."""
 
-    model_config = SettingsConfigDict(env_prefix="FORKYARD_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="FORKYARD_", extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     data_dir: Path = DEFAULT_DATA_DIR
     """Database, snapshots, images, logs and sockets. One server a directory."""
@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     """Address the public port listens on. 0.0.0.0 opens it to the network: use TLS then."""
     port: Annotated[int, Field(ge=1, le=65535)] = 3000
+    """The public port: API and sandboxes."""
     domain: str = "localhost"
     """Public domain: sandboxes are reached at `<port>-<id>.<domain>` too, the API at `api.<domain>`."""
     public_domain: str | None = None
@@ -59,11 +60,14 @@ class Settings(BaseSettings):
     tls_cert: Path | None = None
     """PEM file with the certificate chain for `*.domain`."""
     tls_key: Path | None = None
+    """PEM file with its private key, without a password."""
     tls_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """A second port for TLS, the first one staying plain; 0: TLS on the first port."""
 
     log_format: Literal["auto", "json", "pretty"] = "auto"
+    """`json`, `pretty`, or `auto`: pretty on a terminal."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """`debug`, `info`, `warning` or `error`. Logs go to standard error."""
 
     keeper: bool = True
     """Start sandboxes through the keeper; off: through the plain `runsc` command line (slower)."""
@@ -72,8 +76,11 @@ class Settings(BaseSettings):
     internal_allowed: list[IPv4Network] = Field(default_factory=list[IPv4Network])
     """Internal ranges that sandboxes may reach after all. Everything internal is denied otherwise."""
     template_cpus: Positive = 2
+    """vCPUs of sandboxes of the base template. Changed, the template is made anew at the next start."""
     template_memory_mb: Positive = 1024
+    """Their memory."""
     template_disk_mb: Positive = 10240
+    """Their disk."""
 
     warm_pool: NotNegative = 2
     """Restored sandboxes of the base template kept ready (about 25 MB each)."""
@@ -85,14 +92,23 @@ class Settings(BaseSettings):
     max_sandboxes: NotNegative = 0
     """Running sandboxes of this server; 0: no limit. The same for the limits below."""
     max_vcpus: NotNegative = 0
+    """Their vCPUs together."""
     max_memory_mb: NotNegative = 0
+    """Their memory together."""
     max_disk_mb: NotNegative = 0
+    """Their disks together."""
     max_creates_per_second: Annotated[float, Field(ge=0)] = 0
+    """Sandboxes created, resumed and forked a second."""
     team_max_sandboxes: NotNegative = 0
+    """The same for each team, unless `forkyard teams` says otherwise for it: running sandboxes."""
     team_max_vcpus: NotNegative = 0
+    """Their vCPUs together."""
     team_max_memory_mb: NotNegative = 0
+    """Their memory together."""
     team_max_disk_mb: NotNegative = 0
+    """Their disks together."""
     team_max_creates_per_second: Annotated[float, Field(ge=0)] = 0
+    """Sandboxes created, resumed and forked a second."""
 
     @field_validator("host")
     @classmethod
