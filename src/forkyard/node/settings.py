@@ -35,7 +35,9 @@ NotNegative = Annotated[int, Field(ge=0)]
 class Settings(BaseSettings):
     """Settings of `forkyard serve`."""
 
-    model_config = SettingsConfigDict(env_prefix="FORKYARD_", extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        env_prefix="FORKYARD_", extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
 
     data_dir: Path = DEFAULT_DATA_DIR
     """Database, snapshots, images, logs and sockets. One server a directory."""

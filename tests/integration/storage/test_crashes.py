@@ -26,7 +26,10 @@ async def main():
         async with database.write(durable=number % 2 == 0) as session:
             for half in "ab":
                 await session.execute(
-                    text("INSERT INTO teams (id, name, created_at) VALUES (:name, :name, '2026-01-01 00:00:00.000000')"),
+                    text(
+                        "INSERT INTO teams (id, name, created_at) "
+                        "VALUES (:name, :name, '2026-01-01 00:00:00.000000')"
+                    ),
                     {"name": f"{number:06}{half}"},
                 )
         print(number, flush=True)
