@@ -9,6 +9,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
+from forkyard.base.logging import log_context
 from forkyard.e2b.authentication import authenticate
 from forkyard.e2b.openapi import SECURITY
 
@@ -58,8 +59,9 @@ class ApiRoute(APIRoute):
 
         async def handle_authenticated(request: Request) -> Response:
             api_request = ApiRequest(_with_json_type(request.scope), request.receive)
-            api_request.state.principal = await authenticate(api_request)
-            return await handle(api_request)
+            principal = api_request.state.principal = await authenticate(api_request)
+            with log_context(actor=principal.key_id):
+                return await handle(api_request)
 
         return handle_authenticated
 

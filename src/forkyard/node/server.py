@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from forkyard.auth.service import AuthService
+from forkyard.auth.trail import AuditTrail
 from forkyard.base.clock import Clock, SystemClock
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
@@ -218,7 +219,11 @@ class Server:
         await self._pool.drain()
         if not await self._operations.drain(DRAIN_S):
             log.warning("operations are still in progress; the next start takes them up")
-        await self._auth.usage.flush()
+        try:
+            await self._auth.usage.flush()
+            await self._core.audit.flush()
+        except ForkyardError as error:
+            log.error("what is written behind requests is lost", error=error.message)
         running = len(await self._core.store.running(self._core.node_id))
         self.nothing_runs = running == 0
         if self.nothing_runs:
@@ -247,6 +252,7 @@ class Server:
                 team_limits=self._limits_of_team,
             ),
             journal=Journal(settings.journal_dir, self._clock),
+            audit=AuditTrail(self._database, self._clock),
             telemetry=Telemetry(self._registry),
             clock=self._clock,
             changes=Changes(),
@@ -293,6 +299,7 @@ class Server:
         )
         self._loops.start("scrub", Scrub(self._core).run)
         self._loops.start("key-usage", self._auth.usage.run)
+        self._loops.start("audit", self._core.audit.run)
         self._loops.start("team-limits", self._auth.limits.run)
         self._loops.start("loop-lag", LoopLag(self._registry).run)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
+from forkyard.auth.trail import AuditTrail
 from forkyard.base.backoff import Backoff
 from forkyard.base.clock import Clock
 from forkyard.base.errors import StorageFull, Unavailable
@@ -89,6 +90,7 @@ class Core:
     files: SnapshotFiles
     admission: Admission
     journal: Journal
+    audit: AuditTrail
     telemetry: Telemetry
     clock: Clock
     changes: Changes

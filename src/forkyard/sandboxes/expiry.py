@@ -59,11 +59,16 @@ class Expiry:
         try:
             async with self._bound:
                 if row.pause_on_timeout:
-                    await pause(
+                    done = await pause(
                         core, row.id, team_id=None, keep_memory=row.pause_keeps_memory, expired_at=now
                     )
                 else:
-                    await kill(core, row.id, team_id=None, reason="its time to live was over", expired_at=now)
+                    done = await kill(
+                        core, row.id, team_id=None, reason="its time to live was over", expired_at=now
+                    )
+            if done:
+                action = "sandbox.pause" if row.pause_on_timeout else "sandbox.kill"
+                core.audit.note(row.team_id, action, row.id, {"reason": "its time to live was over"})
             self._retry_at.pop(row.id, None)
         except (SandboxNotFound, AlreadyPaused):
             self._retry_at.pop(row.id, None)

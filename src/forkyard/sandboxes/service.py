@@ -6,7 +6,7 @@ SandboxNotFound.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from forkyard.base.errors import InvalidInput, LimitExceeded, StorageFull
@@ -43,7 +43,13 @@ class Sandboxes:
 
     async def create(self, team_id: str, request: NewSandbox) -> Sandbox:
         """See `creating.create`."""
-        return await self._run(creating.create(self._core, self._pool, team_id, request), "create")
+        before = self._core.clock.now()
+
+        def made(row: Sandbox) -> None:
+            if row.created_at >= before:  # else an idempotency key has found it
+                self._core.audit.note(team_id, "sandbox.create", row.id, {"template": row.template_id})
+
+        return await self._run(creating.create(self._core, self._pool, team_id, request), "create", made)
 
     async def get(self, team_id: str, sandbox_id: str) -> Sandbox:
         """Raises SandboxNotFound."""
@@ -66,7 +72,9 @@ class Sandboxes:
     async def kill(self, team_id: str, sandbox_id: str, *, reason: str = "killed by its owner") -> None:
         """End it for good; answers once nothing reaches it any more. Raises SandboxNotFound."""
         await self._run(
-            endings.kill(self._core, sandbox_id, team_id=team_id, reason=reason), f"kill-{sandbox_id}"
+            endings.kill(self._core, sandbox_id, team_id=team_id, reason=reason),
+            f"kill-{sandbox_id}",
+            lambda _: self._core.audit.note(team_id, "sandbox.kill", sandbox_id),
         )
 
     async def pause(
@@ -82,6 +90,7 @@ class Sandboxes:
                 require_healthy=require_healthy,
             ),
             f"pause-{sandbox_id}",
+            lambda _: self._core.audit.note(team_id, "sandbox.pause", sandbox_id),
         )
         if paused is None:
             raise SandboxNotFound(sandbox_id)
@@ -91,11 +100,17 @@ class Sandboxes:
         self, team_id: str, sandbox_id: str, *, timeout_s: int, keep_memory: bool = True
     ) -> Connected:
         """See `resuming.connect`."""
+
+        def done(connected: Connected) -> None:
+            if connected.resumed:
+                self._core.audit.note(team_id, "sandbox.resume", sandbox_id)
+
         return await self._run(
             resuming.connect(
                 self._core, sandbox_id, team_id=team_id, timeout_s=timeout_s, keep_memory=keep_memory
             ),
             f"connect-{sandbox_id}",
+            done,
         )
 
     async def resume(
@@ -107,6 +122,7 @@ class Sandboxes:
                 self._core, sandbox_id, team_id=team_id, timeout_s=timeout_s, keep_memory=keep_memory
             ),
             f"resume-{sandbox_id}",
+            lambda _: self._core.audit.note(team_id, "sandbox.resume", sandbox_id),
         )
 
     async def set_timeout(self, team_id: str, sandbox_id: str, timeout_s: int) -> None:
@@ -168,9 +184,15 @@ class Sandboxes:
         self, team_id: str, sandbox_id: str, *, count: int = 1, timeout_s: int | None = None
     ) -> Sequence[capturing.ForkResult]:
         """See `capturing.fork`."""
+
+        def done(results: Sequence[capturing.ForkResult]) -> None:
+            children = [result.sandbox.id for result in results if result.sandbox is not None]
+            self._core.audit.note(team_id, "sandbox.fork", sandbox_id, {"children": children})
+
         return await self._run(
             capturing.fork(self._core, sandbox_id, team_id=team_id, count=count, timeout_s=timeout_s),
             f"fork-{sandbox_id}",
+            done,
         )
 
     async def wake(self, sandbox_id: str) -> Route | None:
@@ -224,6 +246,7 @@ class Sandboxes:
                 self._core, sandbox_id, team_id=team_id, name=reference, keep_memory=keep_memory
             ),
             f"snapshot-{sandbox_id}",
+            lambda made: self._core.audit.note(team_id, "snapshot.create", made.id, {"sandbox": sandbox_id}),
         )
         return snapshot, (await self._core.store.names_of([snapshot.id]))[snapshot.id]
 
@@ -255,6 +278,7 @@ class Sandboxes:
         snapshot = await resolve_snapshot(self._core, team_id, reference)
         if await self._core.store.mark_deleting([snapshot.id]) == 0:
             raise SnapshotNotFound(reference)
+        self._core.audit.note(team_id, "snapshot.delete", snapshot.id)
         self._core.operations.start_logged(endings.purge_snapshots(self._core), "purge-snapshots")
 
     async def template(self, team_id: str, reference: str) -> Snapshot:
@@ -286,10 +310,18 @@ class Sandboxes:
 
     # ------------------------------------------------------------------------------------------------
 
-    async def _run(self, work: Coroutine[Any, Any, T], name: str) -> T:
-        """To its end, even when the caller is cut off."""
+    async def _run(
+        self, work: Coroutine[Any, Any, T], name: str, done: Callable[[T], None] = lambda _: None
+    ) -> T:
+        """To its end, and then `done`, even when the caller is cut off."""
+
+        async def run() -> T:
+            result = await work
+            done(result)
+            return result
+
         try:
-            return await self._core.operations.run_detached(work, name)
+            return await self._core.operations.run_detached(run(), name)
         except (LimitExceeded, StorageFull) as error:
             self._core.telemetry.refused.labels(error.code).inc()
             raise

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from forkyard.auth.trail import AuditTrail
 from forkyard.base.clock import Clock
 from forkyard.base.crashpoints import crash_hook
 from forkyard.base.ids import new_short_id, new_template_id, random_text
@@ -184,6 +185,7 @@ def make_core(
             team_limits=team_limits,
         ),
         journal=Journal(tmp_path / "journal", clock),
+        audit=AuditTrail(database, clock),
         telemetry=Telemetry(CollectorRegistry()),
         clock=clock,
         changes=Changes(),
