@@ -26,7 +26,8 @@ from forkyard.sandboxes.snapshots import Manifest
 log = get_logger(__name__)
 
 WARM_PREFIX = "warm-"
-_QUIET_S = 0.02
+_QUIET_S = 0.2
+"""Who has just got a sandbox runs something in it: a restore beside that would take a core from it."""
 _MOST_STOOD_BACK_S = 0.5
 """Under creates without end the pool is filled all the same, if slowly."""
 DEFAULT_EGRESS = EgressPolicy(allow=(), deny=(), allow_internet=True)
@@ -154,7 +155,7 @@ class WarmPool:
                 task.cancel()
 
     async def _restore(self, snapshot: Snapshot) -> Handle:
-        """A machine whose daemon has answered once, so that a create finds it ready."""
+        """A machine that has run a shell once, so that neither a create nor its first command waits for memory."""
         core = self._core
         core.admission.check_disk()
         manifest = Manifest.from_json(snapshot.manifest or {})
@@ -167,6 +168,7 @@ class WarmPool:
         handle = await core.driver.restore(spec, directory)
         try:
             await until_healthy(core, handle, core.settings.boot_timeout)
+            await core.guests.rehearse(handle.address, timeout_s=core.settings.boot_timeout)
         except BaseException:
             remove_behind(core, handle)
             raise

@@ -102,6 +102,7 @@ async def _make(core: Core, template: ShippedTemplate, shape: Shape, template_id
             timeout_s=core.settings.boot_timeout,
         )
         crash_point("template.booted")
+        await core.guests.rehearse(handle.address, timeout_s=core.settings.boot_timeout)
         # Nobody waits for this one, and without the template the server does not start.
         await core.guests.quiesce(handle.address, timeout_s=core.settings.boot_timeout)
         result = await core.driver.checkpoint(handle, core.files.directory(snapshot_id))

@@ -44,6 +44,10 @@ class FakeGuests:
         async with self._call("quiesce", address):
             pass
 
+    async def rehearse(self, address: str, *, timeout_s: float) -> None:
+        async with self._call("rehearse", address):
+            pass
+
     async def end_processes(self, address: str, *, grace_ms: int, timeout_s: float) -> None:
         async with self._call("end_processes", address) as machine:
             machine.inside.end_processes()

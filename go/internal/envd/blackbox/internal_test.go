@@ -156,7 +156,7 @@ func TestInternalRoutesDoNotExistForOthers(t *testing.T) {
 	local(t)
 	e := own(t, "--allow-internal-from", "127.0.0.99")
 	for _, route := range []string{
-		"POST /init", "POST /internal/quiesce", "POST /internal/end-processes", "POST /internal/memory", "POST /internal/memory-kills", "POST /internal/forward",
+		"POST /init", "POST /internal/quiesce", "POST /internal/rehearse", "POST /internal/end-processes", "POST /internal/memory", "POST /internal/memory-kills", "POST /internal/forward",
 		"GET /internal/processes", "POST /internal/calls/a", "GET /internal/calls/a", "DELETE /internal/calls/a", "POST /internal/calls/a/signal",
 		"GET /init", "GET /internal/", "GET /internal/nothing", "POST /freeze",
 	} {
@@ -165,6 +165,26 @@ func TestInternalRoutesDoNotExistForOthers(t *testing.T) {
 		if res.status != 404 || string(res.body) != `{"code":404,"message":"not found"}` {
 			t.Fatalf("%s: %d %s", route, res.status, res.body)
 		}
+	}
+}
+
+func TestARehearsalLeavesNothing(t *testing.T) {
+	local(t)
+	e := own(t)
+	for range 2 {
+		if res := e.post(t, "/internal/rehearse", object{}); res.status != 204 {
+			t.Fatalf("%d %s", res.status, res.body)
+		}
+	}
+	if left := running(t, e, "-l -c :"); left != 0 {
+		t.Fatalf("%d left", left)
+	}
+	e.post(t, "/init", object{"generation": 1, "sandboxId": "mine"})
+	if got := strings.TrimSpace(e.output(t, call{}, "echo $E2B_SANDBOX_ID")); got != "mine" {
+		t.Fatalf("%q", got)
+	}
+	if res := e.post(t, "/internal/rehearse", object{}); res.status != 409 {
+		t.Fatalf("of somebody's sandbox: %d", res.status)
 	}
 }
 

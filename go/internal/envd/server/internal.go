@@ -9,9 +9,11 @@ import (
 	"strconv"
 	"time"
 
+	"forkyard.dev/forkyard/internal/envd/access"
 	"forkyard.dev/forkyard/internal/envd/calls"
 	"forkyard.dev/forkyard/internal/envd/connect"
 	"forkyard.dev/forkyard/internal/envd/files"
+	"forkyard.dev/forkyard/internal/envd/guest"
 	"forkyard.dev/forkyard/internal/envd/memory"
 	"forkyard.dev/forkyard/internal/envd/process"
 	"forkyard.dev/forkyard/internal/envd/procfs"
@@ -39,6 +41,7 @@ func (s *Server) registerInternal(mux *http.ServeMux) {
 	}
 	handle("POST /init", s.initialize)
 	handle("POST /internal/quiesce", s.quiesce)
+	handle("POST /internal/rehearse", s.rehearse)
 	handle("POST /internal/end-processes", s.endProcesses)
 	handle("POST /internal/memory", s.memoryPressure)
 	handle("POST /internal/memory-kills", s.takeMemoryKills)
@@ -59,6 +62,22 @@ func (s *Server) quiesce(w http.ResponseWriter, _ *http.Request) {
 	s.http.SetKeepAlivesEnabled(true)
 	debug.FreeOSMemory()
 	w.Header().Set("Connection", "close")
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// rehearse does what a claim of this sandbox and its first command will do, to no effect.
+func (s *Server) rehearse(w http.ResponseWriter, _ *http.Request) {
+	s.init.mu.Lock()
+	defer s.init.mu.Unlock()
+	if s.init.generation > 0 {
+		files.WriteError(w, http.StatusConflict, "this sandbox is somebody's already")
+		return
+	}
+	s.system.RehearseIdentity()
+	current := s.settings.Get()
+	if user, err := access.UserNamed("", current); err == nil {
+		guest.RehearseCommand(s.manager, user, current.Environment(user, nil))
+	}
 	w.WriteHeader(http.StatusNoContent)
 }
 

@@ -21,10 +21,11 @@ log = get_logger(__name__)
 _DEMAND_S = 300.0
 """A shape that nobody asked for in this time is let go."""
 
-_QUIET_S = 0.03
-"""After an operation of the driver the caller has still something to do: 10 to 20 ms."""
+_QUIET_S = 0.2
+"""After an operation of the driver the caller has still something to do: 10 to 20 ms, and then a first command."""
 
-_MOST_STOOD_BACK_S = 0.5
+_MOST_STOOD_BACK_S = 2.0
+"""Under operations without end, and longer than a fork into many takes."""
 
 
 @dataclass(frozen=True, slots=True)
