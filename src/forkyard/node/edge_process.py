@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from forkyard.host.errors import ProcessGone
-from forkyard.host.processes import ProcessHandle, wait_exit
+from forkyard.host.processes import ProcessHandle, kill, listener_of, wait_exit
 from forkyard.node.edge_client import EdgeAway, EdgeClient
 from forkyard.node.settings import Settings
 
@@ -40,7 +39,7 @@ def edge_arguments(settings: Settings) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunningEdge:
-    """An edge that answers on the control socket of the data directory."""
+    """An edge that listens on the control socket of the data directory, whether it answers or hangs."""
 
     process: ProcessHandle
     arguments: tuple[str, ...]
@@ -53,15 +52,13 @@ class RunningEdge:
 
 async def find_edge(settings: Settings) -> RunningEdge | None:
     """The edge that runs for this data directory."""
-    client = EdgeClient(settings.edge_socket)
-    await client.open()
-    try:
-        process = ProcessHandle.of((await client.info()).pid)
-        command = await asyncio.to_thread(Path(f"/proc/{process.pid}/cmdline").read_bytes)
-    except (EdgeAway, ProcessGone, OSError):
+    process = await asyncio.to_thread(listener_of, settings.edge_socket)
+    if process is None:
         return None
-    finally:
-        await client.close()
+    try:
+        command = await asyncio.to_thread(Path(f"/proc/{process.pid}/cmdline").read_bytes)
+    except OSError:
+        return None
     return RunningEdge(process, tuple(command.decode(errors="replace").rstrip("\0").split("\0")[1:]))
 
 
@@ -77,7 +74,7 @@ def ports_to_take(settings: Settings, edge: RunningEdge | None) -> tuple[PortToT
 async def end_edge(settings: Settings, edge: RunningEdge) -> None:
     """End it, because the settings have changed; the supervisor starts another. Its open connections end.
 
-    Only for whoever holds the instance. Raises EdgeAway when it does not end.
+    Only for whoever holds the instance. One that does not end by itself is killed. Raises EdgeAway when it lives on.
     """
     client = EdgeClient(settings.edge_socket)
     await client.open()
@@ -85,10 +82,11 @@ async def end_edge(settings: Settings, edge: RunningEdge) -> None:
         await client.shutdown()
         async with asyncio.timeout(_END_S):
             await wait_exit(edge.process)
-    except TimeoutError:
-        raise EdgeAway(
-            f"the edge (process {edge.process.pid}) has other settings than these, and does not end"
-        ) from None
+    except (EdgeAway, TimeoutError):
+        if not await kill(edge.process):
+            raise EdgeAway(
+                f"the edge (process {edge.process.pid}) has other settings than these, and does not end"
+            ) from None
     finally:
         await client.close()
 

@@ -75,10 +75,10 @@ class EdgeSupervisor:
         """End the edge (nothing runs any more), and remove its control group."""
         process, self._process = self._process, None
         try:
+            process = process or self._client.process()
             await self._client.shutdown()
-            if process is not None:
-                async with asyncio.timeout(_START_S):
-                    await wait_exit(process)
+            async with asyncio.timeout(_START_S):
+                await wait_exit(process)
         except (EdgeAway, TimeoutError) as error:
             log.warning("the edge did not end by itself", error=repr(error))
             if process is not None:
