@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
-from forkyard.sandboxes.core import Core
+from forkyard.sandboxes.core import Core, insist
 from forkyard.sandboxes.driver import Handle, MachineEvent, MachineEventKind
 from forkyard.sandboxes.endings import machine_died, remove_machine
 from forkyard.sandboxes.models import Sandbox
@@ -16,6 +16,7 @@ from forkyard.sandboxes.warm import WarmPool
 log = get_logger(__name__)
 
 _WATCHED = (State.RUNNING, State.SNAPSHOTTING)
+_WITH_MACHINE = (*_WATCHED, State.PAUSING)
 
 
 class MachineEvents:
@@ -51,19 +52,31 @@ class MachineEvents:
                 await self._memory(event.name)
 
     async def _note_health(self, machine: str, reason: str | None) -> None:
-        row = await self._row_of(machine)
+        core = self._core
+        row = await self._row_of(machine, _WITH_MACHINE)
         if row is None or row.unhealthy_reason == reason:
             return
-        # Each is told once: what is told during a capture must not be lost either.
-        await self._core.store.set_values(row.id, states=_WATCHED, values={"unhealthy_reason": reason})
+        # Each is told once: what is told during a capture, or a pause that fails, must not be lost either, and not be
+        # said of the machine that comes next.
+        await insist(
+            core,
+            lambda: core.store.set_values(
+                row.id,
+                states=_WITH_MACHINE,
+                generation=row.generation,
+                values={"unhealthy_reason": reason},
+            ),
+        )
+        if row.state is State.PAUSING:
+            return  # With its network cut nobody can answer: if the pause fails it is told once more.
         if reason is None:
-            self._core.journal.write(row.id, "its daemon answers again")
+            core.journal.write(row.id, "its daemon answers again")
         else:
             log.warning("sandbox is unhealthy", sandbox_id=row.id, reason=reason)
-            self._core.journal.write(row.id, "unhealthy", level="warn", reason=reason)
+            core.journal.write(row.id, "unhealthy", level="warn", reason=reason)
 
     async def _memory(self, machine: str) -> None:
-        row = await self._row_of(machine)
+        row = await self._row_of(machine, _WATCHED)
         if row is None or row.handle is None:
             return
         self._core.journal.write(row.id, "memory is running out", level="warn")
@@ -74,6 +87,6 @@ class MachineEvents:
         except ForkyardError as error:
             log.warning("guest does not hear of memory pressure", sandbox_id=row.id, error=error.message)
 
-    async def _row_of(self, machine: str) -> Sandbox | None:
+    async def _row_of(self, machine: str, states: Collection[State]) -> Sandbox | None:
         row = await self._core.store.by_machine(self._core.node_id, machine)
-        return row if row is not None and row.state in _WATCHED else None
+        return row if row is not None and row.state in states else None

@@ -165,6 +165,7 @@ async def _commit(
                 "snapshot_id": snapshot_id,
                 "paused_at": core.clock.now(),
                 "paused_without_memory": not keep_memory,
+                "unhealthy_reason": None,
             },
             snapshot_ready={"manifest": manifest.to_json(), "size_bytes": manifest.size_bytes},
         )

@@ -183,17 +183,22 @@ class SandboxStore(SandboxQueries, SnapshotStore):
             return (await session.scalars(query)).one_or_none()
 
     async def set_values(
-        self, sandbox_id: str, *, states: Collection[State], values: Mapping[str, Any], durable: bool = False
+        self,
+        sandbox_id: str,
+        *,
+        states: Collection[State],
+        values: Mapping[str, Any],
+        generation: int | None = None,
+        durable: bool = False,
     ) -> Sandbox | None:
-        """Change plain fields of a sandbox in one of these states; None when it is in another."""
-        query = (
-            update(Sandbox)
-            .where(Sandbox.id == sandbox_id, Sandbox.state.in_(list(states)))
-            .values(**values)
-            .returning(Sandbox)
-        )
+        """Change plain fields of a sandbox in one of these states (and in that generation, if one is given); None when
+        it is in another.
+        """
+        query = update(Sandbox).where(Sandbox.id == sandbox_id, Sandbox.state.in_(list(states)))
+        if generation is not None:
+            query = query.where(Sandbox.generation == generation)
         async with self._write(durable) as session:
-            return (await session.scalars(query)).one_or_none()
+            return (await session.scalars(query.values(**values).returning(Sandbox))).one_or_none()
 
     async def extend(self, sandbox_id: str, *, end_at: datetime, timeout_s: int) -> Sandbox | None:
         """Move the deadline of a running sandbox later, never earlier; None when it does not run."""
