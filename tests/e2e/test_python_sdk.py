@@ -6,30 +6,8 @@ from collections.abc import Callable
 import pytest
 from e2b import CommandExitException, NotFoundException, Sandbox, SandboxException, TimeoutException
 
+from tests.e2e.inside import counter_went_on, start_counter
 from tests.e2e.waiting import until
-
-COUNTER = """
-import os, time
-n = 0
-while True:
-    n += 1
-    open("/tmp/count", "w").write(f"{os.getpid()} {n}")
-    time.sleep(0.02)
-"""
-
-
-def count_of(sandbox: Sandbox) -> tuple[int, int] | None:
-    """(pid, count) of the counter, once it has written both."""
-    if not sandbox.files.exists("/tmp/count"):
-        return None
-    words = sandbox.files.read("/tmp/count").split()
-    return (int(words[0]), int(words[1])) if len(words) == 2 else None
-
-
-def start_counter(sandbox: Sandbox) -> tuple[int, int]:
-    sandbox.files.write("/home/user/counter.py", COUNTER)
-    sandbox.commands.run("python3 /home/user/counter.py", background=True, timeout=0)
-    return until(lambda: count_of(sandbox), "the counter counts")
 
 
 def test_streams_are_separate_and_the_exit_code_is_right(sandbox: Sandbox) -> None:
@@ -53,17 +31,12 @@ def test_a_timed_out_command_ends_with_its_whole_tree(sandbox: Sandbox) -> None:
 
 
 def test_pause_and_resume_keep_memory_processes_and_files(sandbox: Sandbox) -> None:
-    pid, before = start_counter(sandbox)
+    before = start_counter(sandbox)
     for round_ in range(3):
         sandbox.files.write(f"/home/user/f{round_}", str(round_))
         sandbox.pause()
         assert Sandbox.connect(sandbox.sandbox_id, timeout=300).sandbox_id == sandbox.sandbox_id
-        now = until(
-            lambda least=before: c if (c := count_of(sandbox)) and c[1] > least else None,
-            "the counter went on",
-        )
-        assert now[0] == pid
-        before = now[1]
+        before = counter_went_on(sandbox, before)
         assert [sandbox.files.read(f"/home/user/f{i}") for i in range(round_ + 1)] == [
             str(i) for i in range(round_ + 1)
         ]
@@ -78,17 +51,14 @@ def test_a_second_pause_says_so_and_a_paused_sandbox_is_not_running(sandbox: San
 
 
 def test_forked_children_diverge(sandbox: Sandbox) -> None:
-    pid, before = start_counter(sandbox)
+    before = start_counter(sandbox)
     forked = sandbox.fork(count=3)
     children = [child for child in forked if isinstance(child, Sandbox)]
     assert len(children) == 3, forked
     try:
         for index, child in enumerate(children):
             child.files.write("/home/user/who", str(index))
-            now = until(
-                lambda c=child: x if (x := count_of(c)) and x[1] > before else None, "the child counts"
-            )
-            assert now[0] == pid
+            counter_went_on(child, before)
         assert [child.files.read("/home/user/who") for child in children] == ["0", "1", "2"]
         assert not sandbox.files.exists("/home/user/who")
         names = {

@@ -21,15 +21,11 @@ from e2b import (
     TimeoutException,
 )
 
+from tests.e2e.inside import count_of, counter_went_on, output, start_counter
 from tests.e2e.server import ServerProcess
-from tests.e2e.test_python_sdk import count_of, start_counter
 from tests.e2e.waiting import until
 
 Make = Callable[..., Sandbox]
-
-
-def output(sandbox: Sandbox, command: str, **options: Any) -> str:
-    return sandbox.commands.run(command, **options).stdout.strip()
 
 
 # -- R01: characters at the borders of pieces ------------------------------------------------------------
@@ -274,7 +270,7 @@ def hashes_of(sandbox: Sandbox, names: str) -> dict[str, str]:
 
 
 def test_r16_six_rounds_of_pause_keep_every_change(sandbox: Sandbox, server: ServerProcess) -> None:
-    pid, count = start_counter(sandbox)
+    count = start_counter(sandbox)
     for k in range(1, 7):
         sandbox.files.write(f"/home/user/f{k}", f"content {k}")
         script = [f"echo {k} >> log", f"printf {k} > same", f"rm -rf f{k - 2}", f"mkdir d{k} && touch d{k}/x"]
@@ -292,11 +288,7 @@ def test_r16_six_rounds_of_pause_keep_every_change(sandbox: Sandbox, server: Ser
             server.kill()
             server.start()
         assert Sandbox.connect(sandbox.sandbox_id, timeout=300).sandbox_id == sandbox.sandbox_id
-        now = until(
-            lambda c=count: x if (x := count_of(sandbox)) and x[1] > c else None, "the counter goes on"
-        )
-        assert now[0] == pid
-        count = now[1]
+        count = counter_went_on(sandbox, count)
         assert hashes_of(sandbox, "log same f* big*") == hashes
         listing = set(output(sandbox, "ls").split())
         assert {f"f{i}" for i in range(1, 7)} & listing == {f"f{i}" for i in range(max(1, k - 1), k + 1)}

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
+from tests.e2e.inside import counter_went_on, start_counter
 from tests.e2e.server import FORKYARD, ServerProcess
-from tests.e2e.test_python_sdk import count_of, start_counter
-from tests.e2e.waiting import until
 
 BINARIES = Path(__file__).parents[2] / "build" / "bin"
 
@@ -38,7 +37,7 @@ def test_paused_before_the_upgrade_resumes_after_it(
             monkeypatch.setenv(name, value)
         old = Sandbox.create(timeout=600)
         snapshot = Sandbox.create(timeout=600)
-        pid, count = start_counter(old)
+        count = start_counter(old)
         snapshot_id = snapshot.create_snapshot(name="before-upgrade").snapshot_id
         snapshot.kill()
         running = Sandbox.create(timeout=600)
@@ -48,8 +47,7 @@ def test_paused_before_the_upgrade_resumes_after_it(
 
         assert running.commands.run("echo survived").stdout == "survived\n"
         old.connect(timeout=600)
-        now = until(lambda: c if (c := count_of(old)) and c[1] > count else None, "the counter went on")
-        assert now[0] == pid
+        counter_went_on(old, count)
         assert Sandbox.create(snapshot_id).commands.run("echo old").stdout == "old\n"
         assert Sandbox.create("base").commands.run("echo new").stdout == "new\n"
         assert _versions(after) == {"envd version": 2, "runtime version": 2, "image version": 1}
