@@ -189,7 +189,7 @@ class Driver(Protocol):
         ...
 
     async def inspect(self, handle: Handle) -> MachineStatus:
-        """Whether the machine's process lives, without asking the machine."""
+        """Whether the machine's process lives and has a network (cut or not), without asking the machine."""
         ...
 
     async def destroy(self, handle_or_name: Handle | str) -> None:
@@ -248,7 +248,7 @@ class Network(Protocol):
         ...
 
     async def uncut(self, handle: Handle) -> None:
-        """Give the network back. Idempotent."""
+        """Give the network back. Idempotent. Raises MachineLost when there is none."""
         ...
 
     async def set_egress(self, handle: Handle, policy: EgressPolicy) -> None:

@@ -12,8 +12,9 @@ from forkyard.base.crashpoints import crash_point, crash_points
 from forkyard.base.ids import new_short_id, new_template_id, random_text
 from forkyard.guest.client import GuestIdentity
 from forkyard.sandboxes.core import Core
-from forkyard.sandboxes.driver import MachineSpec, Shape
+from forkyard.sandboxes.driver import MachineSpec, Shape, SnapshotUnusable
 from forkyard.sandboxes.endings import purge_snapshots, remove_machine
+from forkyard.sandboxes.errors import SnapshotDamaged
 from forkyard.sandboxes.models import Durability, Snapshot, SnapshotKind, SnapshotState
 from forkyard.sandboxes.naming import DEFAULT_TAG
 from forkyard.sandboxes.snapshots import Manifest
@@ -41,7 +42,7 @@ class ShippedTemplate:
 
 
 async def ensure_template(core: Core, template: ShippedTemplate) -> Snapshot:
-    """The template's snapshot, made if there is none of this image, envd and runtime.
+    """The template's snapshot, made if there is none of this image, envd and runtime that can be restored here.
 
     After an upgrade the name moves to the new one when it is ready; what was paused before keeps its own snapshot.
     """
@@ -52,7 +53,7 @@ async def ensure_template(core: Core, template: ShippedTemplate) -> Snapshot:
         disk_mb=template.disk_mb,
     )
     present = await core.store.find_named(team_id=EVERY_TEAM, name=template.name, tag=DEFAULT_TAG)
-    if present is not None and _shape_of(core, present) == shape:
+    if present is not None and _shape_of(core, present) == shape and await _usable(core, present):
         await _drop_nameless(core)
         return present
     log.info("making template", template=template.name)
@@ -80,6 +81,20 @@ def _shape_of(core: Core, snapshot: Snapshot) -> Shape | None:
         return None
     requires = Manifest.from_json(snapshot.manifest).requires
     return core.driver.spec_of(requires, name="template", egress=DEFAULT_EGRESS).shape
+
+
+async def _usable(core: Core, snapshot: Snapshot) -> bool:
+    """Whether it can be restored: it may be damaged, or of a host whose processor had more than this one."""
+    if snapshot.manifest is None:
+        return False
+    manifest = Manifest.from_json(snapshot.manifest)
+    try:
+        await core.files.check(snapshot.id, manifest)
+        await core.driver.check(core.files.directory(snapshot.id), manifest.requires, manifest.files)
+    except (SnapshotDamaged, SnapshotUnusable) as error:
+        log.warning("template cannot be used any more", snapshot_id=snapshot.id, reason=error.message)
+        return False
+    return True
 
 
 async def _make(core: Core, template: ShippedTemplate, shape: Shape, template_id: str) -> Snapshot:

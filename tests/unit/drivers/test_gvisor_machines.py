@@ -6,12 +6,21 @@ from typing import Any
 import pytest
 
 from forkyard.drivers.gvisor.config import GvisorConfig
+from forkyard.drivers.gvisor.driver import GvisorDriver
 from forkyard.drivers.gvisor.empties import Empty
 from forkyard.drivers.gvisor.keeper import Keeper, KeeperAway
 from forkyard.drivers.gvisor.machines import Machines
 from forkyard.drivers.gvisor.runtime import Container
 from forkyard.host.addresses import DEFAULT_POOL, AddressPool, Slot
-from forkyard.sandboxes.driver import DriverError, EgressPolicy, MachineSpec, Shape
+from forkyard.sandboxes.driver import (
+    DriverError,
+    EgressPolicy,
+    Handle,
+    MachineLost,
+    MachineSpec,
+    MachineStatus,
+    Shape,
+)
 from forkyard.testing.clock import ManualClock
 
 SHAPE = Shape("1" * 64, "2" * 64, "3" * 64, 2, 512, 1024)
@@ -43,11 +52,17 @@ class Runtime:
         self.containers: set[str] = set()
         self.broken: set[str] = set()
 
-    async def get(self, _runtime: str) -> "Runtime":
-        return self
+    async def get(self, name: str) -> Any:
+        """Of the runtimes this one, of its containers the one of this id."""
+        if name == SHAPE.runtime:
+            return self
+        return Container(name, "running", 1, 1, "")
 
     async def create(self, container: str, request: Any) -> None:
         self.containers.add(container)
+
+    async def start(self, container: str, slot: Slot) -> Container:
+        return Container(container, "running", 1, 1, "")
 
     async def restore(self, container: str, directory: Path, slot: Slot) -> Container:
         if container in self.broken:
@@ -106,6 +121,22 @@ async def test_what_cannot_be_taken_away_keeps_its_record(tmp_path: Path) -> Non
     assert (runtime.containers, network.used) == (set(), set())
     await machines.restore(SPEC, tmp_path)
     assert runtime.containers == {"m"}
+
+
+async def test_a_machine_that_lost_its_network_does_not_run(tmp_path: Path) -> None:
+    """Its process lives: it must not be taken for one whose network was given back."""
+    machines = machines_on(Runtime(), Network(), tmp_path)
+    driver = GvisorDriver(machines._config)
+    driver._machines = machines
+    record, _container = await machines.create(SPEC)
+    handle = Handle(driver.name, record.name, record.address)
+    assert (await driver.inspect(handle)).running
+    machines.slots.clear()  # as `open` leaves it when a part of the slot is missing
+    assert await driver.inspect(handle) == MachineStatus(False, "its network was lost")
+    with pytest.raises(MachineLost, match="no network"):
+        await driver.uncut(handle)
+    await driver.destroy(handle)
+    assert machines.records.all() == []
 
 
 async def test_a_checkpoint_is_waited_for_as_long_as_the_keeper_works_on_it(tmp_path: Path) -> None:

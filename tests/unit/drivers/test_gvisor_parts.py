@@ -201,6 +201,10 @@ async def test_binaries_are_kept_by_content(tmp_path: Path) -> None:
     with pytest.raises(SnapshotUnusable, match="damaged") as refused:
         await hashes.check(binaries.path("envd", first), first, "envd")
     assert str(tmp_path) not in refused.value.message  # clients read it
+    source.write_text("one")
+    assert await binaries.install(source) == first
+    await hashes.check(binaries.path("envd", first), first, "envd")
+    assert [path.name for path in (tmp_path / "bin" / "envd").glob(".*")] == []
     with pytest.raises(SnapshotUnusable, match="not on this node"):
         await hashes.check(binaries.path("envd", "0" * 64), "0" * 64, "envd")
 

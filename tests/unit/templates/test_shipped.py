@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from forkyard.sandboxes.driver import SnapshotUnusable
 from forkyard.sandboxes.models import SnapshotState
 from forkyard.storage.engine import DatabaseUrl
 from forkyard.storage.errors import DatabaseUnavailable
 from forkyard.templates.shipped import ShippedTemplate, ensure_template
 from forkyard.testing.core import NODE
 from forkyard.testing.database import emptied_database
+from forkyard.testing.fake_driver import remove_files
 from forkyard.testing.fake_host import IMAGE
 from forkyard.testing.faults import fail
 from forkyard.testing.inline import without_threads
@@ -43,6 +45,21 @@ async def test_the_name_moves_to_the_new_one(world: World) -> None:
     assert await ready(world) == [made.id]
     assert made.template_id == world.template.template_id
     assert (await world.create()).vcpus == 4
+
+
+async def test_a_damaged_one_is_made_again(world: World) -> None:
+    remove_files(world.snapshot_folder / world.template.id)
+    made = await ensure_template(world.core, BASE)
+    assert await ready(world) == [made.id] != [world.template.id]
+    assert made.template_id == world.template.template_id
+    await world.create()
+
+
+async def test_one_that_this_host_cannot_restore_is_made_again(world: World) -> None:
+    world.host.faults.add(fail("driver.check", SnapshotUnusable("this processor lacks avx512f")))
+    made = await ensure_template(world.core, BASE)
+    assert await ready(world) == [made.id] != [world.template.id]
+    assert (await ensure_template(world.core, BASE)).id == made.id
 
 
 @pytest.mark.parametrize("write", [1, 2, 3])

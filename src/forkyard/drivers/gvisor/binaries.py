@@ -80,10 +80,11 @@ class Binaries:
             return []
 
     async def install(self, source: Path) -> str:
-        """Bring a binary in under its hash, once; answers the hash. Half a copy never gets the name."""
+        """Bring a binary in under its hash, once; answers the hash. Half a copy never gets the name, and one that was
+        damaged is replaced."""
         sha256 = await self._hashes.sha256(source)
         target = self.path(source.name, sha256)
-        if not target.exists():
+        if not target.exists() or await self._hashes.sha256(target) != sha256:
             await asyncio.to_thread(_copy, source, target)
         return sha256
 
@@ -101,9 +102,10 @@ def _copy(source: Path, target: Path) -> None:
     try:
         part.rename(target.parent)
     except OSError:
-        shutil.rmtree(part, ignore_errors=True)
-        if not target.exists():
-            raise
+        try:
+            copy.replace(target)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

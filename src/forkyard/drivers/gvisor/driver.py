@@ -112,6 +112,9 @@ class GvisorDriver:
         container = await self._machines.container(record) if record is not None else None
         if container is None:
             return MachineStatus(False, "it is not there any more")
+        if handle.name not in self._machines.slots:
+            # Its process may live: nothing reaches it, and nothing ever will.
+            return MachineStatus(False, "its network was lost")
         return MachineStatus(container.status == "running", container.reason or container.status)
 
     async def destroy(self, handle_or_name: Handle | str) -> None:
@@ -179,10 +182,7 @@ class GvisorDriver:
         self._machines.records.change(handle.name, cut=True)
 
     async def uncut(self, handle: Handle) -> None:
-        slot = self._machines.slots.get(handle.name)
-        if slot is None:
-            return
-        await self._network.uncut(slot)
+        await self._network.uncut(self._machines.slot(handle.name))
         self._machines.records.change(handle.name, cut=False)
 
     async def set_egress(self, handle: Handle, policy: EgressPolicy) -> None:
