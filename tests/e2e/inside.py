@@ -44,3 +44,13 @@ def counter_went_on(sandbox: Sandbox, before: tuple[int, int]) -> tuple[int, int
     now = until(lambda: c if (c := count_of(sandbox)) and c[1] > before[1] else None, "the counter went on")
     assert now[0] == before[0]
     return now
+
+
+def state_of(sandbox: Sandbox) -> str:
+    """What the server says: running or paused. Raises NotFoundException."""
+    return sandbox.get_info().state.value
+
+
+def until_paused(sandbox: Sandbox) -> None:
+    """Wait for the pause at its deadline."""
+    until(lambda: state_of(sandbox) == "paused" or None, "it is paused at its deadline")

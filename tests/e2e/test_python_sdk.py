@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from e2b import CommandExitException, NotFoundException, Sandbox, SandboxException, TimeoutException
 
-from tests.e2e.inside import counter_went_on, start_counter
+from tests.e2e.inside import BOOT_ID, counter_went_on, output, start_counter
 from tests.e2e.waiting import until
 
 
@@ -73,6 +74,29 @@ def test_forked_children_diverge(sandbox: Sandbox) -> None:
     finally:
         for child in children:
             child.kill()
+
+
+def test_twenty_children_answer_and_diverge(sandbox: Sandbox) -> None:
+    """The most that one call may ask for."""
+    before = start_counter(sandbox)
+    forked = sandbox.fork(count=20)
+    children = [child for child in forked if isinstance(child, Sandbox)]
+
+    def use(child: Sandbox) -> tuple[str, str]:
+        counter_went_on(child, before)
+        child.files.write("/home/user/who", child.sandbox_id)
+        return output(child, "cat who"), output(child, BOOT_ID)
+
+    with ThreadPoolExecutor(10) as threads:
+        try:
+            assert len(children) == 20, forked
+            said = list(threads.map(use, children))
+        finally:
+            list(threads.map(Sandbox.kill, children))
+    assert [who for who, _boot in said] == [child.sandbox_id for child in children]
+    assert len({boot for _who, boot in said}) == 20
+    counter_went_on(sandbox, before)
+    assert not sandbox.files.exists("/home/user/who")
 
 
 def test_a_snapshot_outlives_its_source(make_sandbox: Callable[..., Sandbox]) -> None:

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -21,9 +24,10 @@ from e2b import (
     TimeoutException,
 )
 
-from tests.e2e.inside import count_of, counter_went_on, output, start_counter
+from tests.e2e.inside import count_of, counter_went_on, output, start_counter, until_paused
 from tests.e2e.server import ServerProcess
 from tests.e2e.waiting import until
+from tests.faults.inspection import namespace_of_sandbox, on_host, process_of_sandbox, records
 
 Make = Callable[..., Sandbox]
 
@@ -269,7 +273,8 @@ def hashes_of(sandbox: Sandbox, names: str) -> dict[str, str]:
     return {name: digest for digest, name in (line.split() for line in lines)}
 
 
-def test_r16_six_rounds_of_pause_keep_every_change(sandbox: Sandbox, server: ServerProcess) -> None:
+def test_r16_six_rounds_of_pause_keep_every_change(make_sandbox: Make, server: ServerProcess) -> None:
+    sandbox = make_sandbox(timeout=300, lifecycle={"on_timeout": "pause"})
     count = start_counter(sandbox)
     for k in range(1, 7):
         sandbox.files.write(f"/home/user/f{k}", f"content {k}")
@@ -280,10 +285,10 @@ def test_r16_six_rounds_of_pause_keep_every_change(sandbox: Sandbox, server: Ser
         sandbox.commands.run(" && ".join(script))
         hashes = hashes_of(sandbox, "log same f* big*")
         if k == 5:
-            made_to_pause = sandbox.sandbox_id
+            sandbox.set_timeout(0)
+            until_paused(sandbox)
+        else:
             assert sandbox.pause()
-            Sandbox.connect(made_to_pause, timeout=300)
-        assert sandbox.pause()
         if k == 3:
             server.kill()
             server.start()
@@ -477,6 +482,38 @@ def test_r24_after_a_crash_states_are_true_and_nothing_needs_a_reset(
     assert output(paused, "echo back") == "back"
     assert dead.kill()
     assert not dead.is_running()
+    assert output(make_sandbox(timeout=60), "echo new") == "new"
+
+
+def test_r24_what_dies_while_the_server_is_down_is_gone_with_its_reason(
+    make_sandbox: Make, server: ServerProcess
+) -> None:
+    """By its process that is killed, or its network that is removed, from outside."""
+    killed, unplugged, neighbour = (make_sandbox(timeout=300) for _ in range(3))
+    counter = start_counter(neighbour)
+    process = process_of_sandbox(server.data_dir, killed.sandbox_id)
+    namespace = namespace_of_sandbox(server.data_dir, unplugged.sandbox_id)
+    server.kill()
+    os.kill(process, signal.SIGKILL)
+    subprocess.run(["ip", "netns", "delete", namespace], check=True)
+    assert output(neighbour, "echo on") == "on"
+    server.start()
+    for sandbox, reason in ((killed, "died while the server was down"), (unplugged, "its network was lost")):
+        with pytest.raises(NotFoundException):
+            Sandbox.connect(sandbox.sandbox_id)
+        assert not sandbox.is_running()
+        row = next(row for row in records(server.data_dir).sandboxes if row.id == sandbox.sandbox_id)
+        assert row.state.value == "gone"
+        assert reason in (row.end_reason or "")
+    counter = counter_went_on(neighbour, counter)
+    neighbour.pause()
+    neighbour.connect(timeout=300)
+    counter_went_on(neighbour, counter)
+    # What they had on the host is free again.
+    until(
+        lambda: not any(namespace in line for line in on_host(server.data_dir)) or None,
+        "the slot is given back",
+    )
     assert output(make_sandbox(timeout=60), "echo new") == "new"
 
 

@@ -85,14 +85,20 @@ def children(pid: int) -> list[int]:
 
 def process_of_sandbox(data_dir: Path, sandbox_id: str) -> int:
     """The pid of the sandbox process of a running sandbox."""
-    machines = _machines(data_dir)
-    container = next(m["container"] for m in machines if m["name"].startswith(f"{sandbox_id}-"))
+    container = _machine_of(data_dir, sandbox_id)["container"]
     (pid,) = [
         p
         for p in processes(instance_of(data_dir), "runsc-sandbox")
         if f"/{container} " in f"{command_line(p)} "
     ]
     return pid
+
+
+def namespace_of_sandbox(data_dir: Path, sandbox_id: str) -> str:
+    """The name of the network namespace of a running sandbox."""
+    slot = _machine_of(data_dir, sandbox_id)["slot"]
+    (name,) = [n for n in look().namespaces if n.endswith(f"{instance_of(data_dir)}-{slot}")]
+    return name
 
 
 def on_host(data_dir: Path) -> list[str]:
@@ -177,6 +183,13 @@ def _machines(data_dir: Path) -> list[dict[str, object]]:
     for path in (data_dir / "node" / "machines").glob("*.json"):
         found.append(json.loads(path.read_text()))
     return found
+
+
+def _machine_of(data_dir: Path, sandbox_id: str) -> dict[str, object]:
+    """The driver's record of a running sandbox, which may have taken over a machine made ahead of need."""
+    row = next(row for row in records(data_dir).sandboxes if row.id == sandbox_id)
+    name = (row.handle or {})["name"]
+    return next(machine for machine in _machines(data_dir) if machine["name"] == name)
 
 
 def _containers(instance: str) -> set[str]:
