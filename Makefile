@@ -30,7 +30,7 @@ conformance: dev ## run the official Python SDK's own tests: TESTS=<folder with 
 	@$(BIN)/python -m tests.e2e.conformance "$(TESTS)" $(ARGS)
 
 faults: dev ## kill -9 at every named point of every transition, full disks, hostile guests
-	@$(BIN)/python -m pytest tests/faults $(ARGS)
+	@$(BIN)/python -m pytest tests/faults tests/e2e -m "faults or slow" $(ARGS)
 
 soak: dev ## random load of 20 sandboxes: DURATION=600 (seconds) SEED=1
 	@$(BIN)/python -m tests.soak --duration $(DURATION) --seed $(SEED) $(ARGS)

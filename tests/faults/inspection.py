@@ -71,6 +71,16 @@ def processes(instance: str, program: str = "") -> list[int]:
     return sorted(pid for pid in found if program in command_line(pid))
 
 
+def pid_of_program(data_dir: Path, program: str) -> int:
+    """The edge or the keeper of a server. Raises ValueError when there is none."""
+    (pid,) = [
+        pid
+        for pid in processes(instance_of(data_dir))
+        if os.path.basename(command_line(pid).partition(" ")[0]) == program
+    ]
+    return pid
+
+
 def command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -92,6 +102,11 @@ def process_of_sandbox(data_dir: Path, sandbox_id: str) -> int:
         if f"/{container} " in f"{command_line(p)} "
     ]
     return pid
+
+
+def address_of_sandbox(data_dir: Path, sandbox_id: str) -> str:
+    """Where the host reaches a running sandbox."""
+    return str(_machine_of(data_dir, sandbox_id)["address"])
 
 
 def namespace_of_sandbox(data_dir: Path, sandbox_id: str) -> str:

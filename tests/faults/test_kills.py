@@ -21,6 +21,7 @@ from tests.faults.inspection import (
     check_agreement,
     command_line,
     instance_of,
+    pid_of_program,
     process_of_sandbox,
     processes,
     records,
@@ -34,16 +35,6 @@ def witness(server: ServerProcess) -> Witness:
     if not server.alive():
         server.start()
     return Witness.create(server)
-
-
-def pid_of(server: ServerProcess, program: str) -> int:
-    """The edge or the keeper of a server."""
-    (pid,) = [
-        p
-        for p in processes(instance_of(server.data_dir))
-        if os.path.basename(command_line(p).partition(" ")[0]) == program
-    ]
-    return pid
 
 
 def kill_and_wait(pid: int) -> None:
@@ -65,7 +56,7 @@ def test_after_a_kill_of_the_edge_requests_work_within_a_second_and_commands_liv
     server: ServerProcess, witness: Witness
 ) -> None:
     for _ in range(3):
-        killed = pid_of(server, "edge")
+        killed = pid_of_program(server.data_dir, "edge")
         os.kill(killed, signal.SIGKILL)
         began = time.monotonic()
         until(
@@ -73,7 +64,7 @@ def test_after_a_kill_of_the_edge_requests_work_within_a_second_and_commands_liv
         )
         took = time.monotonic() - began
         assert took < 1.0, f"the data plane was away for {took:.2f} s"
-        assert pid_of(server, "edge") != killed
+        assert pid_of_program(server.data_dir, "edge") != killed
         witness.check()
     witness.kill()
 
@@ -83,7 +74,7 @@ def test_after_a_kill_of_the_keeper_sandboxes_live_and_the_next_one_adopts_them(
     server: ServerProcess, witness: Witness
 ) -> None:
     for _ in range(2):
-        killed = pid_of(server, "keeper")
+        killed = pid_of_program(server.data_dir, "keeper")
         with Traffic(server, witness.sandbox) as traffic:
             kill_and_wait(killed)
             until(partial(_other_keeper, server, killed), "another keeper runs")
@@ -99,7 +90,7 @@ def test_after_a_kill_of_the_keeper_sandboxes_live_and_the_next_one_adopts_them(
 
 def _other_keeper(server: ServerProcess, before: int) -> int | None:
     with suppress(ValueError):
-        pid = pid_of(server, "keeper")
+        pid = pid_of_program(server.data_dir, "keeper")
         return pid if pid != before else None
     return None
 

@@ -11,7 +11,18 @@ from typing import Any, cast
 import aiohttp
 
 from forkyard.base.clock import Clock
-from forkyard.guest.errors import GuestRefused, GuestUnreachable
+from forkyard.guest.calls import (
+    CALL_ID,
+    MAX_ANSWER,
+    MAX_WAIT_S,
+    Call,
+    CallOutput,
+    Signal,
+    StartCall,
+    parse_call,
+    parse_output,
+)
+from forkyard.guest.errors import AnswerInvalid, CallNotFound, GuestRefused, GuestUnreachable
 
 ENVD_PORT = 49983
 
@@ -183,6 +194,57 @@ class GuestClient:
         )
         return _memory_kills(data)
 
+    async def start_call(self, address: str, call_id: str, start: StartCall, *, timeout_s: float) -> Call:
+        """Run a command that depends on nobody's connection. A call id that is known starts nothing and answers how
+        that call stands, so who got no answer asks again.
+
+        Raises GuestUnreachable, GuestRefused (no such user or directory, say), AnswerInvalid.
+        """
+        data, _headers = await self._exchange(
+            "POST", address, _path_of(call_id), start.to_body(), timeout_s=timeout_s
+        )
+        return parse_call(data, call_id)
+
+    async def read_call(
+        self,
+        address: str,
+        call_id: str,
+        *,
+        stdout: int = 0,
+        stderr: int = 0,
+        wait_s: float = 0.0,
+        timeout_s: float,
+    ) -> CallOutput:
+        """How a call stands, with what it printed from these offsets on: at most 1 MiB of each, so who wants all goes
+        on at `next`. Waits up to `wait_s` (30 at most) for more or for the exit; `timeout_s` is for the rest.
+
+        Raises GuestUnreachable, CallNotFound, AnswerInvalid.
+        """
+        wait_s = min(max(wait_s, 0.0), MAX_WAIT_S)
+        query = f"?stdout={stdout}&stderr={stderr}&wait_ms={int(wait_s * 1000)}"
+        data, _headers = await self._exchange(
+            "GET",
+            address,
+            _path_of(call_id) + query,
+            None,
+            timeout_s=wait_s + timeout_s,
+            most=MAX_ANSWER,
+            missing=CallNotFound,
+        )
+        return parse_output(data, call_id, stdout=stdout, stderr=stderr)
+
+    async def signal_call(self, address: str, call_id: str, signal: Signal, *, timeout_s: float) -> None:
+        """Send a signal to all processes of a call. Raises GuestUnreachable, CallNotFound."""
+        path = f"{_path_of(call_id)}/signal"
+        await self._exchange(
+            "POST", address, path, {"signal": signal}, timeout_s=timeout_s, missing=CallNotFound
+        )
+
+    async def acknowledge_call(self, address: str, call_id: str, *, timeout_s: float) -> None:
+        """Let go of a call and of its output; one that runs is killed first, which may take 5 s. One that is unknown is
+        fine. Raises GuestUnreachable."""
+        await self._call("DELETE", address, _path_of(call_id), None, timeout_s=timeout_s)
+
     async def _call(
         self,
         method: str,
@@ -207,11 +269,14 @@ class GuestClient:
         *,
         timeout_s: float,
         connect_s: float | None = None,
+        most: int = _MAX_ANSWER,
+        missing: type[GuestRefused] = GuestRefused,
     ) -> tuple[bytes, dict[str, str]]:
-        """Body, up to 1 MiB, and headers."""
+        """Body, of up to `most` bytes, and headers. Raises `missing` for a 404."""
         if self._session is None:
             raise RuntimeError("the guest client is not open")
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
+        route = path.partition("?")[0]
         try:
             async with self._session.request(
                 method,
@@ -220,10 +285,31 @@ class GuestClient:
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                data = await response.content.read(_MAX_ANSWER)
+                data = await _read(response.content, most)
                 if response.status >= 300:
                     text = data[:300].decode("utf-8", "replace")
-                    raise GuestRefused(f"the sandbox's daemon answered {response.status} to {path}: {text}")
+                    refusal = missing if response.status == 404 else GuestRefused
+                    raise refusal(f"the sandbox's daemon answered {response.status} to {route}: {text}")
+                if len(data) > most:
+                    raise AnswerInvalid(f"the sandbox's daemon answers {route} with more than {most} bytes")
                 return data, {k: v for k, v in response.headers.items() if len(v) < 1000}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise GuestUnreachable(f"no answer from the sandbox's daemon to {path}: {error}") from error
+            raise GuestUnreachable(f"no answer from the sandbox's daemon to {route}: {error}") from error
+
+
+_CALLS = "/internal/calls/"
+
+
+def _path_of(call_id: str) -> str:
+    """Raises ValueError: ids are our own."""
+    if not CALL_ID.fullmatch(call_id):
+        raise ValueError(f"{call_id!r} is not a call id")
+    return _CALLS + call_id
+
+
+async def _read(content: aiohttp.StreamReader, most: int) -> bytes:
+    """The whole body, or one byte more than `most` of it."""
+    body = bytearray()
+    while len(body) <= most and (piece := await content.read(most + 1 - len(body))):
+        body += piece
+    return bytes(body)

@@ -21,3 +21,15 @@ class GuestRefused(GuestError):
     """The sandbox's daemon refused the call."""
 
     code = "guest_refused"
+
+
+class CallNotFound(GuestRefused):
+    """The sandbox's daemon knows no such call: it was acknowledged, or never started there."""
+
+    code = "call_not_found"
+
+
+class AnswerInvalid(GuestError):
+    """The sandbox's daemon answers in a form that it never should; trying again is of no use."""
+
+    code = "guest_answer_invalid"
