@@ -48,6 +48,11 @@ class ServerProcess:
         return (self.data_dir / "api-key").read_text().strip()
 
     @property
+    def env(self) -> Mapping[str, str]:
+        """What it is started with, for commands that must see the same settings."""
+        return self._env
+
+    @property
     def pid(self) -> int:
         if self._process is None:
             raise RuntimeError("the server does not run")

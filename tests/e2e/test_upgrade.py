@@ -1,5 +1,6 @@
 """An upgrade: with another envd and another runtime beside the old ones, what was paused before still resumes."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
-from tests.e2e.inside import counter_went_on, start_counter
+from tests.e2e.inside import counter_went_on, output, start_counter
 from tests.e2e.server import FORKYARD, ServerProcess
+from tests.e2e.waiting import until
 
 BINARIES = Path(__file__).parents[2] / "build" / "bin"
 
@@ -26,7 +28,8 @@ def other_binaries(tmp_path: Path) -> Path:
     return folder
 
 
-def test_paused_before_the_upgrade_resumes_after_it(
+@pytest.mark.timeout(300)  # three starts of a server, and doctor again and again
+def test_what_was_made_before_the_upgrade_goes_on_after_it(
     tmp_path: Path, other_binaries: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ServerProcess(tmp_path / "data")
@@ -36,35 +39,78 @@ def test_paused_before_the_upgrade_resumes_after_it(
         for name, value in before.sdk_env().items():
             monkeypatch.setenv(name, value)
         old = Sandbox.create(timeout=600)
-        snapshot = Sandbox.create(timeout=600)
+        source = Sandbox.create(timeout=600)
+        source.files.write("/home/user/old", "kept")
         count = start_counter(old)
-        snapshot_id = snapshot.create_snapshot(name="before-upgrade").snapshot_id
-        snapshot.kill()
+        snapshot_id = source.create_snapshot(name="before-upgrade").snapshot_id
+        source.kill()
         running = Sandbox.create(timeout=600)
         old.pause()
         assert before.stop() == 0
         after.start()
 
-        assert running.commands.run("echo survived").stdout == "survived\n"
+        assert output(running, "echo survived") == "survived"
         old.connect(timeout=600)
-        counter_went_on(old, count)
-        assert Sandbox.create(snapshot_id).commands.run("echo old").stdout == "old\n"
-        assert Sandbox.create("base").commands.run("echo new").stdout == "new\n"
-        assert _versions(after) == {"envd version": 2, "runtime version": 2, "image version": 1}
+        check_second_life(old, counter_went_on(old, count))
+        restored = Sandbox.create(snapshot_id, timeout=600)
+        assert output(restored, "cat old") == "kept"
+        check_second_life(restored, start_counter(restored))
+        assert output(Sandbox.create("base"), "echo new") == "new"
+
+        old_ones = versions_in(BINARIES)
+        new_ones = versions_in(other_binaries)
+
+        def told(wanted: str) -> dict[tuple[str, str], str] | None:
+            found = doctor(after)
+            return found if all(found.get(old, "").endswith(wanted) for old in old_ones) else None
+
+        # `running`, `old` and `restored` run on them, and the named snapshot needs them.
+        wanted = ": needed by 1 snapshot, 3 running machines"
+        found = until(lambda: told(wanted), f"doctor says {wanted!r} of the old ones", interval_s=0.5)
+        assert all(": needed by new sandboxes, " in found[new] for new in new_ones), found
+        assert len(found) == 5, found  # and the image
+        for sandbox in (running, old, restored):
+            sandbox.kill()
+        Sandbox.delete_snapshot(snapshot_id)
+        until(
+            lambda: told(": needed by nothing"), "doctor says that nothing needs the old ones", interval_s=0.5
+        )
     finally:
         after.__exit__(None, None, None)
 
 
-def _versions(server: ServerProcess) -> dict[str, int]:
-    """How many versions of each kind doctor lists."""
+def check_second_life(sandbox: Sandbox, count: tuple[int, int]) -> None:
+    """It is paused, resumed and forked with the old programs."""
+    sandbox.pause()
+    sandbox.connect(timeout=600)
+    count = counter_went_on(sandbox, count)
+    (child,) = sandbox.fork(count=1)
+    assert isinstance(child, Sandbox), child
+    counter_went_on(child, count)
+    child.kill()
+    sandbox.pause(keep_memory=False)
+    sandbox.connect(timeout=600)
+    assert output(sandbox, "echo rebooted; pgrep -f '[c]ounter.py' || true") == "rebooted"
+
+
+def versions_in(binaries: Path) -> list[tuple[str, str]]:
+    return [("envd version", hash_of(binaries / "envd")), ("runtime version", hash_of(binaries / "keeper"))]
+
+
+def hash_of(path: Path) -> str:
+    """As doctor shows it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+
+
+def doctor(server: ServerProcess) -> dict[tuple[str, str], str]:
+    """What doctor says of each version that lies there, by its kind and hash."""
     done = subprocess.run(
         [FORKYARD, "doctor", "--data-dir", str(server.data_dir), "--output", "json"],
         capture_output=True,
         text=True,
         check=False,
+        env=server.env,
     )
-    counts: dict[str, int] = {}
-    for result in json.loads(done.stdout):
-        if result["name"].endswith(" version"):
-            counts[result["name"]] = counts.get(result["name"], 0) + 1
-    return counts
+    results = [result for result in json.loads(done.stdout) if result["name"].endswith(" version")]
+    return {(result["name"], result["found"][:12]): result["found"] for result in results}
