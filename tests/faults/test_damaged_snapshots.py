@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forkyard.sandboxes.models import Durability, Snapshot
+from forkyard.sandboxes.models import Durability, Snapshot, SnapshotKind
 from forkyard.sandboxes.state import State
 from tests.e2e.server import ServerProcess
 from tests.e2e.waiting import until
@@ -128,6 +128,25 @@ def test_damage_inside_a_file_leaves_the_sandbox_paused(server: ServerProcess) -
     assert answer.status >= 400, answer
     assert records(server.data_dir).state(witness.id) is State.PAUSED
     path.write_bytes(data)
+    witness.check()
+    witness.kill()
+    check_agreement(server.data_dir)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("damage", [Path.unlink, flip])
+def test_a_damaged_template_is_made_again_at_the_next_start(
+    server: ServerProcess, damage: Callable[[Path], None]
+) -> None:
+    def templates() -> list[str]:
+        return [s.id for s in records(server.data_dir).snapshots if s.kind == SnapshotKind.TEMPLATE]
+
+    (template,) = templates()
+    assert server.stop() == 0
+    damage(server.data_dir / "snapshots" / template / "pages.img")
+    server.start()
+    assert templates() != [template]
+    witness = Witness.create(server)
     witness.check()
     witness.kill()
     check_agreement(server.data_dir)
