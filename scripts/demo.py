@@ -45,12 +45,15 @@ class Story:
     rows: list[tuple[str, str, float]] = field(default_factory=list)
 
     def step(self, title: str, work: Callable[[], str]) -> None:
-        console.print(f"[dim]·[/] {title} ...", end="")
+        if console.is_terminal:
+            console.print(f"[dim]·[/] {title} ...", end="")
         started = time.perf_counter()
         outcome = work()
         took = time.perf_counter() - started
         self.rows.append((title, outcome, took))
-        console.print(f"\r[green]✓[/] {title} [dim]{took * 1000:.0f} ms[/]  {outcome}")
+        if console.is_terminal:  # Rich takes carriage returns out of what it prints.
+            console.file.write("\r\x1b[2K")
+        console.print(f"[green]✓[/] {title} [dim]{took * 1000:.0f} ms[/]  {outcome}", soft_wrap=True)
 
     def table(self) -> Table:
         table = Table(title="What happened", title_justify="left")
@@ -190,7 +193,12 @@ def _snapshot(story: Story, made: list[Sandbox]) -> None:
         return f"file: {state!r}; the counter (pid {pid}) is at {n}"
 
     story.step("start a new one from the snapshot", start)
-    story.step("delete the snapshot", lambda: str(Sandbox.delete_snapshot(taken[0])))
+
+    def delete() -> str:
+        _check(Sandbox.delete_snapshot(taken[0]), "the snapshot was gone already")
+        return "what was started from it runs on"
+
+    story.step("delete the snapshot", delete)
 
 
 def _wait_count(sandbox: Sandbox, *, above: int) -> tuple[int, int]:
