@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -106,7 +107,12 @@ class Http:
 
 
 def _reason(error: aiohttp.ClientConnectorError) -> str:
-    number = error.os_error.errno
+    cause = error.os_error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}; SSL_CERT_FILE names the authority"
+    if isinstance(cause, ssl.SSLError):  # Their numbers are those of OpenSSL.
+        return f"it speaks no TLS there, which https:// asks for: {cause.reason or cause}"
+    number = cause.errno
     return os.strerror(number) if number and number > 0 else str(error.os_error)
 
 

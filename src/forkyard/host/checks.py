@@ -4,6 +4,7 @@ Every check tries the real thing where that is possible and leaves nothing behin
 """
 
 import asyncio
+import errno
 import json
 import os
 import platform
@@ -344,28 +345,33 @@ async def _port(name: str, config: CheckConfig) -> CheckResult:
     if not config.listen:
         return CheckResult(name, Status.OK, "held by this instance's edge")
     for host, port, option in config.listen:
-        problem = _cannot_bind(host, port)
-        if problem is not None:
+        error = _cannot_bind(host, port)
+        if error is not None:
+            problem, number = error.strerror or str(error), error.errno
             holder = await asyncio.to_thread(port_holder, port)
             return CheckResult(
                 name,
                 Status.FAILED,
                 f"port {port} on {host} cannot be used ({problem}){f'; {holder} has it' if holder else ''}",
                 "the API and all sandboxes are reached through it",
-                f"stop the program that has it, or choose another port with {option}",
+                (
+                    "give --host an address of this machine; 0.0.0.0 is all of them"
+                    if number == errno.EADDRNOTAVAIL
+                    else f"stop the program that has it, or choose another port with {option}"
+                ),
             )
     free = " and ".join(f"port {port} on {host}" for host, port, _ in config.listen)
     return CheckResult(name, Status.OK, f"{free} {'is' if len(config.listen) == 1 else 'are'} free")
 
 
-def _cannot_bind(host: str, port: int) -> str | None:
+def _cannot_bind(host: str, port: int) -> OSError | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            return error.strerror or str(error)
+            return error
     return None
 
 

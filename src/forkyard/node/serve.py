@@ -50,9 +50,8 @@ async def serve(settings: Settings) -> int:
             if server.nothing_runs:
                 instance.forget()
     if running:
-        _say(
-            f"{running} sandboxes keep running; `forkyard serve` takes them up again, `forkyard down` ends them"
-        )
+        them = "1 sandbox keeps" if running == 1 else f"{running} sandboxes keep"
+        _say(f"{them} running; `forkyard serve` takes up again what runs, `forkyard down` ends it")
     return 0
 
 

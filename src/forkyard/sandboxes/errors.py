@@ -30,7 +30,7 @@ class SnapshotNotFound(NotFound):
     code = "snapshot_not_found"
 
     def __init__(self, reference: str) -> None:
-        super().__init__(f"Snapshot \"{reference}\" doesn't exist or you don't have access to it")
+        super().__init__(f"Snapshot or template \"{reference}\" doesn't exist or you don't have access to it")
 
 
 class WrongState(Conflict):

@@ -184,13 +184,17 @@ def fork(
         [result.get("sandbox") or {"error": result["error"]} for result in results],
         (
             ("ID", lambda s: str(s.get("sandboxID", ""))),
-            ("ERROR", lambda s: str(s["error"]["message"]) if "error" in s else ""),
+            *([("ERROR", _fork_error)] if any("sandbox" not in result for result in results) else []),
         ),
         output,
         empty="no children",
     )
     if any("sandbox" not in result for result in results):
         raise typer.Exit(FAILED)
+
+
+def _fork_error(child: dict[str, Any]) -> str:
+    return str(child["error"]["message"]) if "error" in child else ""
 
 
 def timeout(

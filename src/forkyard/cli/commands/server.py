@@ -82,7 +82,8 @@ def load_settings(**given: object) -> node_settings.Settings:
         return node_settings.load(**given)
     except ValidationError as error:
         for problem in error.errors():
-            typer.echo(f"forkyard: {'.'.join(map(str, problem['loc']))}: {problem['msg']}", err=True)
+            name = "".join(f"{part}: " for part in problem["loc"])
+            typer.echo(f"forkyard: {name}{problem['msg'].removeprefix('Value error, ')}", err=True)
         raise typer.Exit(USAGE) from None
     except (OSError, ValueError) as error:
         fail(f"forkyard.toml: {error}", USAGE)
