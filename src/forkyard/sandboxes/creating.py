@@ -7,12 +7,12 @@ import secrets
 import uuid
 from dataclasses import asdict, dataclass, field
 
-from forkyard.base.errors import InvalidInput, LimitExceeded
+from forkyard.base.errors import ForkyardError, InvalidInput, LimitExceeded
 from forkyard.base.ids import new_sandbox_id, new_short_id
 from forkyard.sandboxes.core import Core, settle
 from forkyard.sandboxes.egress import egress_policy
 from forkyard.sandboxes.endings import remove_behind
-from forkyard.sandboxes.errors import IdempotencyMismatch, SandboxNotFound
+from forkyard.sandboxes.errors import IdempotencyMismatch, SandboxNotFound, TemplateNotFound
 from forkyard.sandboxes.models import IdempotencyKey, Sandbox, Snapshot
 from forkyard.sandboxes.naming import resolve_template
 from forkyard.sandboxes.starting import deadline_after, start_new
@@ -69,7 +69,13 @@ async def create(core: Core, pool: WarmPool, team_id: str, request: NewSandbox) 
             token = sandbox.transition or ""
             core.owners.take(token)
             if await _insert(core, pool, sandbox, request):
-                return await start_new(core, sandbox, token, snapshot, operation="create")
+                try:
+                    return await start_new(core, sandbox, token, snapshot, operation="create")
+                except ForkyardError as error:
+                    # The files of a snapshot that is deleted go while it is being read.
+                    if await core.store.is_deleted(snapshot.id):
+                        raise TemplateNotFound(request.template[:200]) from error
+                    raise
             known = await _known(core, team_id, request)
             if known is not None:
                 return known

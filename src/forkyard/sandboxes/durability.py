@@ -22,7 +22,16 @@ async def make_host_safe(core: Core, snapshot_id: str, manifest: Manifest) -> bo
             snapshot_id, {"durability": Durability.HOST, "manifest": sealed.to_json()}
         )
     except (OSError, ForkyardError) as error:
-        log.warning("snapshot is not host-safe", snapshot_id=snapshot_id, error=repr(error))
+        if not await _deleted(core, snapshot_id):
+            log.warning("snapshot is not host-safe", snapshot_id=snapshot_id, error=repr(error))
+        return False
+
+
+async def _deleted(core: Core, snapshot_id: str) -> bool:
+    """False too when the database cannot tell."""
+    try:
+        return await core.store.is_deleted(snapshot_id)
+    except ForkyardError:
         return False
 
 

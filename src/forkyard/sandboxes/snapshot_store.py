@@ -52,6 +52,11 @@ class SnapshotStore(DurableStore):
         async with self._db.read() as session:
             return await session.get(Snapshot, snapshot_id)
 
+    async def is_deleted(self, snapshot_id: str) -> bool:
+        """Whether it is marked for deletion, or gone already."""
+        row = await self.snapshot(snapshot_id)
+        return row is None or row.state == SnapshotState.DELETING
+
     async def insert_snapshot(self, snapshot: Snapshot, names: Sequence[SnapshotName] = ()) -> None:
         async with self._db.write() as session:
             session.add(snapshot)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from forkyard.base.errors import InvalidInput
 from forkyard.sandboxes.driver import SnapshotUnusable
@@ -12,7 +13,7 @@ from forkyard.storage.errors import DatabaseUnavailable
 from forkyard.testing.core import TEAM
 from forkyard.testing.fake_driver import PAGES_FILE
 from forkyard.testing.fake_host import ENVD
-from forkyard.testing.faults import fail
+from forkyard.testing.faults import fail, hold
 from forkyard.testing.world import World
 
 OTHER = "team-2"
@@ -96,6 +97,39 @@ async def test_a_deleted_snapshot_is_gone_and_what_was_made_from_it_lives(world:
     await world.server.quiet()
     assert not (world.snapshot_folder / snapshot.id).exists()
     assert (await service.connect(TEAM, copy.id, timeout_s=60)).resumed
+
+
+@pytest.mark.parametrize("call", ["files.check", "driver.check", "driver.restore"])
+async def test_a_create_from_a_snapshot_that_is_deleted_meanwhile_does_not_find_it(
+    world: World, call: str
+) -> None:
+    service = world.server.sandboxes
+    snapshot, _ = await service.snapshot(TEAM, (await world.create()).id, name="mine")
+    await world.server.quiet()
+    held = world.host.faults.add(hold(call))
+    create = asyncio.create_task(world.create(template="mine"))
+    await held.reached.wait()
+    await service.delete_snapshot(TEAM, "mine")
+    await world.server.quiet(but=1)
+    assert not (world.snapshot_folder / snapshot.id).exists()
+    held.release()
+    with pytest.raises(TemplateNotFound, match="mine"):
+        await create
+    await world.server.quiet()
+
+
+async def test_a_snapshot_deleted_before_it_is_host_safe_is_no_trouble(world: World) -> None:
+    service = world.server.sandboxes
+    held = world.host.faults.add(hold("files.make_host_safe"))
+    snapshot, _ = await service.snapshot(TEAM, (await world.create()).id)
+    await held.reached.wait()
+    await service.delete_snapshot(TEAM, snapshot.id)
+    await world.server.quiet(but=1)
+    assert not (world.snapshot_folder / snapshot.id).exists()
+    with capture_logs() as logged:
+        held.release()
+        await world.server.quiet()
+    assert [line["event"] for line in logged if line["log_level"] != "debug"] == []
 
 
 async def test_pauses_of_sandboxes_are_nobodys_snapshots(world: World) -> None:
