@@ -28,7 +28,10 @@ func (m *Manager) supervise(c *container) {
 		select {
 		case <-sandbox.Done():
 		case <-time.After(goferGrace):
-			reason = "the gofer ended before its sandbox"
+			// One that the kernel kills for its memory closes its files long before it has given all of that back.
+			if !c.outOfMemory() {
+				reason = "the gofer ended before its sandbox"
+			}
 			_ = sandbox.Kill()
 			<-sandbox.Done()
 		}
@@ -73,12 +76,15 @@ func (m *Manager) reportExit(c *container, reason string) {
 
 // exitReason looks for why the sandbox process ended.
 func (c *container) exitReason() string {
-	if c.group != nil && c.group.OOMKills() > 0 {
+	if c.outOfMemory() {
 		return "oom_killed"
 	}
 	const enough = 400
 	return fault.Clean(runtime.FailureReason(c.dir, enough))
 }
+
+// outOfMemory tells whether the kernel has killed something of the container because it was at its memory limit.
+func (c *container) outOfMemory() bool { return c.group != nil && c.group.OOMKills() > 0 }
 
 // startWatch begins to look at the container, instead of what was looked at before; unsure if that was by an earlier
 // keeper.
