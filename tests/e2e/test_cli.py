@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from e2b import Sandbox
 
-from tests.e2e.server import ServerProcess
+from tests.e2e.server import ServerProcess, free_port
 from tests.e2e.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -321,7 +321,7 @@ def test_missing_programs_are_named(
     server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORKYARD_BIN_DIR", str(tmp_path / "empty"))
-    done = cli("serve", "--data-dir", str(tmp_path / "d"), "--port", "0")
+    done = cli("serve", "--data-dir", str(tmp_path / "d"), "--port", str(free_port()))
     assert done.returncode == 2
     assert b"keeper" in done.stderr
     assert b"Traceback" not in done.stderr

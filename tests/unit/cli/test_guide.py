@@ -64,5 +64,7 @@ def test_every_test_of_a_report_exists() -> None:
     named = [name.split("::") for row in rows for name in re.findall(r"`([^`]+::[^`]+)`", row)]
     for file, test in named:
         path = root / ("go/internal" if file.endswith(".go") else "tests/e2e") / file
-        assert re.search(rf"^(def|func) {test}\(", path.read_text(), re.MULTILINE), f"{file}::{test}"
+        assert re.search(rf"^(async def|def|func) {test}\(", path.read_text(), re.MULTILINE), (
+            f"{file}::{test}"
+        )
     assert len(rows) == 15
