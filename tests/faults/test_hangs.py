@@ -7,14 +7,13 @@ import signal
 
 from tests.e2e.server import ServerProcess
 from tests.e2e.waiting import until
-from tests.faults.inspection import check_agreement, command_line
-from tests.faults.test_kills import pid_of
+from tests.faults.inspection import check_agreement, command_line, pid_of_program
 from tests.faults.witness import Witness
 
 
 def stop(server: ServerProcess) -> list[int]:
     """SIGSTOP both; their pids."""
-    pids = [pid_of(server, program) for program in ("edge", "keeper")]
+    pids = [pid_of_program(server.data_dir, program) for program in ("edge", "keeper")]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     return pids
