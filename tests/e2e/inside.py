@@ -54,3 +54,10 @@ def state_of(sandbox: Sandbox) -> str:
 def until_paused(sandbox: Sandbox) -> None:
     """Wait for the pause at its deadline."""
     until(lambda: state_of(sandbox) == "paused" or None, "it is paused at its deadline")
+
+
+def only_child(sandbox: Sandbox, **options: Any) -> Sandbox:
+    """Fork it into one. Fails with what the server said about the child."""
+    (child,) = sandbox.fork(count=1, **options)
+    assert isinstance(child, Sandbox), child
+    return child

@@ -17,7 +17,7 @@ from forkyard.base.clock import SystemClock
 from forkyard.guest.calls import Call, CallOutput, Signal, StartCall
 from forkyard.guest.client import GuestClient
 from forkyard.guest.errors import CallNotFound, GuestRefused
-from tests.e2e.inside import output
+from tests.e2e.inside import only_child, output
 from tests.e2e.server import ServerProcess
 from tests.faults.inspection import address_of_sandbox, pid_of_program
 
@@ -148,8 +148,7 @@ def test_a_fork_has_the_call_too_and_both_end(
 ) -> None:
     recorded.start(1)
     recorded.read(SIZE // 10)
-    (child,) = sandbox.fork(count=1)
-    assert isinstance(child, Sandbox), child
+    child = only_child(sandbox)
     try:
         twin = Recorded(guests, server, child)
         twin._id = recorded._id

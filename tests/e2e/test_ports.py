@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from e2b import Sandbox
 
-from tests.e2e.inside import output
+from tests.e2e.inside import only_child, output
 from tests.e2e.ports import ask, routing, serve
 from tests.e2e.server import ServerProcess
 
@@ -42,8 +42,7 @@ def test_r31_a_private_port_needs_the_token_of_its_sandbox(
     private.connect(timeout=300)
     again = Sandbox.connect(private.sandbox_id)
     assert ask(server, again, PORT, token=again.traffic_access_token).status == 200
-    (child,) = private.fork(count=1)
-    assert isinstance(child, Sandbox), child
+    child = only_child(private)
     try:
         assert ask(server, child, PORT, token=token).status == 403
         assert ask(server, child, PORT, token=child.traffic_access_token).status == 200

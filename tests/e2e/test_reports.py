@@ -24,7 +24,7 @@ from e2b import (
     TimeoutException,
 )
 
-from tests.e2e.inside import count_of, counter_went_on, output, start_counter, until_paused
+from tests.e2e.inside import count_of, counter_went_on, only_child, output, start_counter, until_paused
 from tests.e2e.server import ServerProcess
 from tests.e2e.waiting import until
 from tests.faults.inspection import namespace_of_sandbox, on_host, process_of_sandbox, records
@@ -252,8 +252,7 @@ def test_r15_owners_and_modes_hold_through_every_step(sandbox: Sandbox, make_san
         sandbox.commands.run("echo x >> roots")
     sandbox.commands.run("echo x >> new/deep/dir/f")
     snapshot = sandbox.create_snapshot()
-    (child,) = sandbox.fork(count=1)
-    assert isinstance(child, Sandbox), child
+    child = only_child(sandbox)
     try:
         sandbox.pause()
         sandbox.connect(timeout=300)
@@ -351,8 +350,7 @@ def test_r20_a_pause_with_everything_open_is_resumable(sandbox: Sandbox, server:
     download = urllib.request.urlopen(sandbox.download_url("/tmp/large"), timeout=60)
     assert len(download.read(1 << 20)) == 1 << 20
     snapshot = sandbox.create_snapshot()
-    (child,) = sandbox.fork(count=1)
-    assert isinstance(child, Sandbox), child
+    child = only_child(sandbox)
     sandbox.pause()
     with pytest.raises(SandboxException):
         ticking.wait()
@@ -565,8 +563,7 @@ def test_r34_segments_survive_a_pause_and_are_copied_by_a_fork(sandbox: Sandbox)
     sandbox.pause()
     sandbox.connect(timeout=300)
     assert output(sandbox, "cat /dev/shm/segment") == "before"
-    (child,) = sandbox.fork(count=1)
-    assert isinstance(child, Sandbox), child
+    child = only_child(sandbox)
     try:
         child.commands.run("echo child > /dev/shm/segment")
         assert output(sandbox, "cat /dev/shm/segment") == "before"

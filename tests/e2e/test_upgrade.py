@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
-from tests.e2e.inside import counter_went_on, output, start_counter
+from tests.e2e.inside import counter_went_on, only_child, output, start_counter
 from tests.e2e.server import FORKYARD, ServerProcess
 from tests.e2e.waiting import until
 
@@ -84,8 +84,7 @@ def check_second_life(sandbox: Sandbox, count: tuple[int, int]) -> None:
     sandbox.pause()
     sandbox.connect(timeout=600)
     count = counter_went_on(sandbox, count)
-    (child,) = sandbox.fork(count=1)
-    assert isinstance(child, Sandbox), child
+    child = only_child(sandbox)
     counter_went_on(child, count)
     child.kill()
     sandbox.pause(keep_memory=False)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from e2b import Sandbox
 
-from tests.e2e.inside import BOOT_ID, count_of, counter_went_on, output, start_counter
+from tests.e2e.inside import BOOT_ID, count_of, counter_went_on, only_child, output, start_counter
 
 FILES = "cat /home/user/file; stat -c '%U %a' /home/user/file; cat /etc/roots"
 
@@ -46,8 +46,7 @@ def test_a_pause_without_memory_keeps_files_and_ends_processes(sandbox: Sandbox)
     sandbox.pause()
     sandbox.connect(timeout=300)
     before = counter_went_on(sandbox, before)
-    (child,) = sandbox.fork(count=1)
-    assert isinstance(child, Sandbox), child
+    child = only_child(sandbox)
     try:
         counter_went_on(child, before)
         assert output(child, FILES) == files
@@ -86,8 +85,7 @@ def test_a_snapshot_without_memory_starts_afresh_and_leaves_its_source_alone(
         first.connect(timeout=300)
         assert counters(first) == ""
         before = start_counter(first)
-        (child,) = first.fork(count=1)
-        assert isinstance(child, Sandbox), child
+        child = only_child(first)
         try:
             counter_went_on(child, before)
             assert output(child, FILES) == files

@@ -156,59 +156,42 @@ func (r *rig) upgrade(id string, port int) *wire {
 	return w
 }
 
-func TestARequestThatWasNotSentYetIsNotReset(t *testing.T) {
-	r := newRig(t)
-	a, b := newSandbox(t), newSandbox(t)
-	asked, release := make(chan struct{}), make(chan struct{})
-	a.serve(49983, func(w http.ResponseWriter, req *http.Request) { // envd, slow to say whether it can forward
-		close(asked)
-		<-release
-		w.WriteHeader(500)
-	})
-	port := b.serve(0, says("the next generation"))
-	r.push(running(idA, 1, a.address))
+func TestARequestThatWasNotSentYetGoesToTheNextGeneration(t *testing.T) {
+	echo := func(w http.ResponseWriter, req *http.Request) { _, _ = io.Copy(w, req.Body) }
+	for _, c := range []struct {
+		method, body string
+		next         http.HandlerFunc
+		want         string
+	}{
+		{"GET", "", says("the next generation"), "the next generation"},
+		{"POST", "what was sent", echo, "what was sent"},
+	} {
+		t.Run(c.method, func(t *testing.T) {
+			r := newRig(t)
+			a, b := newSandbox(t), newSandbox(t)
+			asked, release := make(chan struct{}), make(chan struct{})
+			a.serve(49983, func(w http.ResponseWriter, req *http.Request) { // envd, slow to say whether it can forward
+				close(asked)
+				<-release
+				w.WriteHeader(500)
+			})
+			port := b.serve(0, c.next)
+			r.push(running(idA, 1, a.address))
 
-	got := make(chan answer)
-	go func() {
-		a, err := r.try("GET", "/", to(idA, port), nil)
-		if err != nil {
-			t.Error(err)
-		}
-		got <- a
-	}()
-	<-asked
-	r.set(running(idA, 2, b.address))
-	(<-got).expect(t, 200, "the next generation")
-	close(release)
-}
-
-func TestTheBodyOfARequestThatWasNotSentYetGoesToTheNextGeneration(t *testing.T) {
-	r := newRig(t)
-	a, b := newSandbox(t), newSandbox(t)
-	asked, release := make(chan struct{}), make(chan struct{})
-	a.serve(49983, func(w http.ResponseWriter, req *http.Request) { // envd, slow to say whether it can forward
-		close(asked)
-		<-release
-		w.WriteHeader(500)
-	})
-	port := b.serve(0, func(w http.ResponseWriter, req *http.Request) {
-		body, _ := io.ReadAll(req.Body)
-		_, _ = w.Write(body)
-	})
-	r.push(running(idA, 1, a.address))
-
-	got := make(chan answer)
-	go func() {
-		a, err := r.try("POST", "/", to(idA, port), strings.NewReader("what was sent"))
-		if err != nil {
-			t.Error(err)
-		}
-		got <- a
-	}()
-	<-asked
-	r.set(running(idA, 2, b.address))
-	(<-got).expect(t, 200, "what was sent")
-	close(release)
+			got := make(chan answer)
+			go func() {
+				a, err := r.try(c.method, "/", to(idA, port), strings.NewReader(c.body))
+				if err != nil {
+					t.Error(err)
+				}
+				got <- a
+			}()
+			<-asked
+			r.set(running(idA, 2, b.address))
+			(<-got).expect(t, 200, c.want)
+			close(release)
+		})
+	}
 }
 
 func TestConnectionsNeverOutliveAGeneration(t *testing.T) {
@@ -310,30 +293,14 @@ func silent(seen chan<- string) http.HandlerFunc {
 }
 
 func TestAQuestionThatCameJustBeforeAPauseIsAskedAgain(t *testing.T) {
-	r := newRig(t)
-	before, after := newSandbox(t), newSandbox(t)
-	seen := make(chan string)
-	port := before.serve(0, silent(seen))
-	after.serve(port, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "after") })
-	r.push(running(idA, 1, before.address))
-	w := r.dial()
-	w.request("GET / HTTP/1.1", "Host: localhost", "E2b-Sandbox-Id: "+idA, fmt.Sprintf("E2b-Sandbox-Port: %d", port))
-	<-seen
-	r.set(running(idA, 2, after.address))
-	body, err := io.ReadAll(w.response("GET").Body)
-	must(t, err)
-	if string(body) != "after" {
-		t.Errorf("got %q", body)
-	}
-}
-
-func TestWhatMayHaveHadAnEffectOrWaitedLongIsReset(t *testing.T) {
 	for name, c := range map[string]struct {
-		line string
-		age  time.Duration
+		line  string
+		age   time.Duration
+		again bool
 	}{
-		"a post":      {"POST / HTTP/1.1", 0},
-		"a long poll": {"GET / HTTP/1.1", time.Second},
+		"a question":                  {"GET / HTTP/1.1", 0, true},
+		"what may have had an effect": {"POST / HTTP/1.1", 0, false},
+		"a long poll":                 {"GET / HTTP/1.1", time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var passed atomic.Int64
@@ -343,14 +310,22 @@ func TestWhatMayHaveHadAnEffectOrWaitedLongIsReset(t *testing.T) {
 			before, after := newSandbox(t), newSandbox(t)
 			seen := make(chan string)
 			port := before.serve(0, silent(seen))
-			after.serve(port, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "after") })
+			after.serve(port, says("after"))
 			r.push(running(idA, 1, before.address))
 			w := r.dial()
 			w.request(c.line, "Host: localhost", "E2b-Sandbox-Id: "+idA, fmt.Sprintf("E2b-Sandbox-Port: %d", port))
 			<-seen
 			passed.Store(int64(c.age))
 			r.set(running(idA, 2, after.address))
-			w.expectReset()
+			if !c.again {
+				w.expectReset()
+				return
+			}
+			body, err := io.ReadAll(w.response("GET").Body)
+			must(t, err)
+			if string(body) != "after" {
+				t.Errorf("got %q", body)
+			}
 		})
 	}
 }

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 
@@ -23,6 +22,7 @@ from forkyard.guest.calls import (
     parse_output,
 )
 from forkyard.guest.errors import AnswerInvalid, CallNotFound, GuestRefused, GuestUnreachable
+from forkyard.guest.memory_kills import MemoryKills, parse_memory_kills
 
 ENVD_PORT = 49983
 
@@ -68,51 +68,6 @@ class GuestIdentity:
         if self.default_workdir:
             body["defaultWorkdir"] = self.default_workdir
         return body
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryKill:
-    """A process that was killed because memory ran out; what it says comes from inside."""
-
-    pid: int
-    name: str
-    rss_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryKills:
-    kills: tuple[MemoryKill, ...]
-    dropped: int
-    """Further ones of which nothing is known."""
-
-
-MAX_KILLS = 64
-_MAX_NAME = 64
-_MAX_NUMBER = 2**53
-
-
-def _memory_kills(data: bytes) -> MemoryKills:
-    """Nothing in it is believed: names are cut, numbers bounded, what has another form is left out."""
-    try:
-        answer = json.loads(data)
-    except (ValueError, RecursionError):
-        return MemoryKills((), 0)
-    answer = cast(dict[str, Any], answer) if isinstance(answer, dict) else {}
-    listed = answer.get("kills")
-    items = cast(list[Any], listed) if isinstance(listed, list) else []
-    kills = [_memory_kill(cast(dict[str, Any], item)) for item in items[:MAX_KILLS] if isinstance(item, dict)]
-    return MemoryKills(tuple(kills), max(0, len(items) - MAX_KILLS) + _number(answer.get("dropped")))
-
-
-def _memory_kill(item: dict[str, Any]) -> MemoryKill:
-    name = item.get("name")
-    text = name[:_MAX_NAME] if isinstance(name, str) else ""
-    shown = "".join(char if char.isprintable() else "?" for char in text)
-    return MemoryKill(_number(item.get("pid")), shown, _number(item.get("rss_bytes")))
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and 0 <= value < _MAX_NUMBER else 0
 
 
 class GuestClient:
@@ -192,7 +147,7 @@ class GuestClient:
         data, _headers = await self._exchange(
             "POST", address, "/internal/memory-kills", {}, timeout_s=timeout_s
         )
-        return _memory_kills(data)
+        return parse_memory_kills(data)
 
     async def start_call(self, address: str, call_id: str, start: StartCall, *, timeout_s: float) -> Call:
         """Run a command that depends on nobody's connection. A call id that is known starts nothing and answers how

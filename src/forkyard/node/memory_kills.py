@@ -11,8 +11,8 @@ from typing import Protocol
 
 from forkyard.base.errors import ForkyardError
 from forkyard.base.logging import get_logger
-from forkyard.guest.client import MemoryKills
 from forkyard.guest.errors import GuestRefused
+from forkyard.guest.memory_kills import MemoryKills
 from forkyard.sandboxes.core import Core
 from forkyard.sandboxes.driver import Handle
 from forkyard.sandboxes.models import Sandbox

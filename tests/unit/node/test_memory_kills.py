@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from forkyard.guest.client import MAX_KILLS, MemoryKill, MemoryKills, _memory_kills
 from forkyard.guest.errors import GuestRefused, GuestUnreachable
+from forkyard.guest.memory_kills import MAX_KILLS, MemoryKill, MemoryKills, parse_memory_kills
 from forkyard.node.events import MachineEvents
 from forkyard.node.memory_kills import WATCH_S, MemoryKillLog
 from forkyard.sandboxes.driver import MachineEvent, MachineEventKind
@@ -118,14 +118,14 @@ async def test_many_kills_are_a_few_lines(world: World) -> None:
     [b"", b"[]", b"null", b'{"kills": 5}', b'{"kills": [1, null, []]}', b"\xff", b"[" * 100_000],
 )
 def test_an_answer_of_another_form_is_nothing(answer: bytes) -> None:
-    assert _memory_kills(answer) == MemoryKills((), 0)
+    assert parse_memory_kills(answer) == MemoryKills((), 0)
 
 
 def test_a_hostile_answer_is_bounded() -> None:
     item = {"pid": -1, "name": "\x1b[2J" + "n" * 10_000, "rss_bytes": 10**40}
-    found = _memory_kills(json.dumps({"kills": [item] * 1000, "dropped": "many"}).encode())
+    found = parse_memory_kills(json.dumps({"kills": [item] * 1000, "dropped": "many"}).encode())
     assert (len(found.kills), found.dropped) == (MAX_KILLS, 1000 - MAX_KILLS)
     kill = found.kills[0]
     assert (kill.pid, kill.rss_bytes, len(kill.name)) == (0, 0, 64)
     assert kill.name.startswith("?[2Jn")
-    assert _memory_kills(b'{"kills": [{"pid": 1.5, "name": 7}]}').kills == (MemoryKill(0, "", 0),)
+    assert parse_memory_kills(b'{"kills": [{"pid": 1.5, "name": 7}]}').kills == (MemoryKill(0, "", 0),)
