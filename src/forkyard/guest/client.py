@@ -128,8 +128,8 @@ class GuestClient:
         await self._call("POST", address, "/internal/quiesce", {}, timeout_s=timeout_s)
 
     async def rehearse(self, address: str, *, timeout_s: float) -> None:
-        """Let envd run a login shell that does nothing: the first command after a restore takes twice as long as later
-        ones, unless it is not the first."""
+        """Let envd run a login shell that does nothing: the first command after a restore takes some milliseconds more
+        than later ones."""
         await self._call("POST", address, "/internal/rehearse", {}, timeout_s=timeout_s)
 
     async def end_processes(self, address: str, *, grace_ms: int, timeout_s: float) -> None:

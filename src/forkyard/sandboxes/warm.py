@@ -155,7 +155,10 @@ class WarmPool:
                 task.cancel()
 
     async def _restore(self, snapshot: Snapshot) -> Handle:
-        """A machine that has run a shell once, so that neither a create nor its first command waits for memory."""
+        """A machine that has run a shell once, so that its first command finds in memory what it touches.
+
+        Only shipped templates are kept warm: a shell runs the profile of its image before the machine is anybody's.
+        """
         core = self._core
         core.admission.check_disk()
         manifest = Manifest.from_json(snapshot.manifest or {})

@@ -10,19 +10,10 @@ import (
 
 const rehearsalTimeout = 10 * time.Second
 
-// rehearsed is an identity that nobody has.
-var rehearsed = Identity{
-	SandboxID: "rehearsal", TemplateID: "rehearsal", Hostname: "rehearsal",
-	BootID: "00000000-0000-0000-0000-000000000000", MachineID: "00000000000000000000000000000000",
-}
-
-// RehearseIdentity puts one in place that the next replaces.
-func (s System) RehearseIdentity() { s.Apply(rehearsed) }
-
-// RehearseCommand starts a login shell that does nothing and waits for its end. The first process after a boot or a
-// restore takes longer than later ones, because all that it touches must be brought into memory: done ahead of need,
-// nobody waits for that.
-func RehearseCommand(manager *process.Manager, user users.User, environment map[string]string) {
+// Rehearse starts a login shell that does nothing and waits for its end. The first process after a boot or a restore
+// takes some milliseconds more than later ones, because all that it touches must be brought into memory: done ahead of
+// need, nobody waits for that.
+func Rehearse(manager *process.Manager, user users.User, environment map[string]string) {
 	spec := process.Spec{
 		Cmd: "/bin/bash", Args: []string{"-l", "-c", ":"}, Envs: environment, Cwd: user.Home, User: user,
 	}
