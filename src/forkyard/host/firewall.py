@@ -8,7 +8,6 @@ import asyncio
 import errno
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,6 +25,7 @@ from forkyard.host.netlink.tables import (
     Table,
     Verdict,
     changed_table,
+    ends_transaction,
     goto,
     interface_key,
     subscribe,
@@ -76,7 +76,14 @@ class Firewall:
         self._lock = asyncio.Lock()
         self._operations = Operations()
         self._bindings: dict[int, Binding] = {}
-        self._writes = 0
+        self._own = 0
+        """Transactions on the table that `nft` has done for us."""
+        self._seen = 0
+        """Those that were announced: more than our own means that somebody else has changed it."""
+        self._touched = False
+        """Whether the transaction whose announcements come in is about the table."""
+        self._lost = False
+        """Announcements were lost: anything may have happened."""
         self._uncounted: set[int] = set()
         """Slots that may have connections from before the table, and its list of who has any, was written."""
 
@@ -106,9 +113,11 @@ class Firewall:
         `nft flush ruleset`, which restarting the nftables service does, would otherwise leave all slots unguarded.
         """
         while True:
-            await self._foreign_change()
-            await self._serialised(self._repair(self._writes))
-            await self._clock.sleep(_GUARD_PAUSE)
+            if self._changed_by_others:
+                await self._serialised(self._repair())
+                await self._clock.sleep(_GUARD_PAUSE)
+            else:
+                await self._announced()
 
     def bindings(self) -> list[Binding]:
         """What is in force."""
@@ -187,46 +196,53 @@ class Firewall:
             await self._write(wanted)
         self._bindings = wanted
 
-    async def _repair(self, writes: int) -> None:
-        if writes != self._writes:
-            return  # the announcement was of a write of ours that was under way, or is overtaken by it
+    @property
+    def _changed_by_others(self) -> bool:
+        """Right only while no write of ours goes on."""
+        return self._lost or self._seen > self._own
+
+    async def _repair(self) -> None:
+        if not self._changed_by_others:
+            return
         log.warning("another program changed our packet filter table; writing it again")
         await self._write(self._bindings)
+        self._lost = False
+        self._own = self._seen + 1  # what was written now is announced yet
 
     async def _write(self, wanted: dict[int, Binding]) -> None:
         await _run_nft(await self._in_thread(lambda: render(self._instance, self._config, wanted.values())))
-        self._writes += 1
+        self._own += 1
         self._bindings = wanted
         self._uncounted = set(wanted)
-        self._forget_announcements()
 
     async def _delete(self) -> None:
         await _run_nft(render_teardown(self._instance))
+        self._own += 1
         self._bindings = {}
-        self._forget_announcements()
 
-    async def _foreign_change(self) -> None:
-        """Wait for an announcement about our table; those of our own changes do not come in."""
+    async def _announced(self) -> None:
+        """Wait for the announcement of a transaction on the table.
+
+        What goes through our own connection is not announced to us, what `nft` does for us is: it is counted, because
+        somebody else's transaction may come right behind it.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:
                 data = await loop.sock_recv(self._announcements, _ANNOUNCEMENT)
             except OSError as error:
-                if error.errno == errno.ENOBUFS:
-                    return  # more than we could read in time: anything may have happened
-                raise
-            if any(changed_table(message) == self._table.name for message in parse_messages(data)):
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self._lost, self._touched = True, False
                 return
-
-    def _forget_announcements(self) -> None:
-        """Those of our own `nft`, which the kernel has queued before it ended."""
-        with suppress(BlockingIOError):
-            while True:
-                try:
-                    self._announcements.recv(_ANNOUNCEMENT)
-                except OSError as error:
-                    if error.errno != errno.ENOBUFS:
-                        raise
+            before = self._seen
+            for message in parse_messages(data):
+                self._touched |= changed_table(message) == self._table.name
+                if ends_transaction(message):
+                    self._seen += self._touched
+                    self._touched = False
+            if self._seen > before:
+                return
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -84,9 +84,9 @@ def is_silent(made: socket.socket) -> bool:
     return not readable
 
 
-def eventually(condition: Callable[[], object], what: str) -> Any:
-    """Look until it is true. Raises AssertionError after PATIENCE."""
-    deadline = time.monotonic() + PATIENCE
+def eventually(condition: Callable[[], object], what: str, *, patience_s: float = PATIENCE) -> Any:
+    """Look until it is true. Raises AssertionError after `patience_s`."""
+    deadline = time.monotonic() + patience_s
     while True:
         if found := condition():
             return found

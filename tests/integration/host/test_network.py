@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from forkyard.base.ids import new_instance_id
+from forkyard.host import firewall
 from forkyard.host.addresses import Slot
 from forkyard.host.egress import EgressPolicy
 from forkyard.host.firewall import FirewallConfig
@@ -452,6 +453,31 @@ async def test_deleting_the_table_is_repaired(network: HostNetwork, internet: In
         await asyncio.to_thread(
             lab.eventually, lambda: lab.table_state(slot.instance) == before, f"repair of {damage}"
         )
+
+
+async def test_a_change_right_behind_a_write_of_ours_is_repaired(
+    network: HostNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = await network.create(EVERYTHING)
+    before = lab.table_state(slot.instance)
+    delete = ["nft", f"delete table inet forkyard_{slot.instance}"]
+    run_nft, writes = firewall._run_nft, 0
+
+    async def and_somebody_deletes_it(text: str) -> None:
+        nonlocal writes
+        await run_nft(text)
+        writes += 1
+        if writes == 1:
+            subprocess.run(delete, check=True)
+
+    monkeypatch.setattr(firewall, "_run_nft", and_somebody_deletes_it)
+    subprocess.run(delete, check=True)
+    await asyncio.to_thread(
+        lab.eventually, lambda: writes > 1 and lab.table_state(slot.instance) == before, "the second repair"
+    )
+    # Its own writes are nobody else's.
+    with pytest.raises(AssertionError):
+        await asyncio.to_thread(lab.eventually, lambda: writes > 2, "a third write", patience_s=1.5)
 
 
 def _host_addresses() -> list[str]:

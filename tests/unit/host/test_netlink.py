@@ -57,6 +57,12 @@ def test_only_changes_of_inet_tables_are_recognised() -> None:
     assert tables.changed_table(codec.Message(8 | 10 << 8, 0, 0, 5, b"\2" + body[1:])) == ""
 
 
+def test_the_end_of_a_transaction_is_recognised() -> None:
+    assert tables.ends_transaction(codec.Message(15 | 10 << 8, 0, 0, 5, b""))
+    assert not tables.ends_transaction(codec.Message(8 | 10 << 8, 0, 0, 5, b""))
+    assert not tables.ends_transaction(codec.Message(15 | 1 << 8, 0, 0, 5, b""))
+
+
 def test_long_lists_are_split_below_what_an_attribute_can_hold() -> None:
     ranges = [(n * 512, n * 512 + 255) for n in range(4096)]
     requests = list(tables.Table("t").match_destination("c", ranges, tables.ACCEPT, 1))

@@ -23,6 +23,7 @@ _NEW_CHAIN, _DELETE_CHAIN = 3 | _SUBSYSTEM, 5 | _SUBSYSTEM
 _NEW_RULE, _DELETE_RULE = 6 | _SUBSYSTEM, 8 | _SUBSYSTEM
 _NEW_SET = 9 | _SUBSYSTEM
 _NEW_ELEMENTS, _GET_ELEMENTS, _DELETE_ELEMENTS = 12 | _SUBSYSTEM, 13 | _SUBSYSTEM, 14 | _SUBSYSTEM
+_NEW_GENERATION = 15 | _SUBSYSTEM
 
 _HEADER = struct.pack("!BBH", 1, 0, 0)  # family inet
 _TABLE = 1
@@ -178,6 +179,11 @@ def changed_table(announcement: Message) -> str:
         return ""
     name = codec.parse_attributes(announcement.body[len(_HEADER) :]).get(_TABLE, b"")
     return name.rstrip(b"\0").decode(errors="replace")
+
+
+def ends_transaction(announcement: Message) -> bool:
+    """Whether the announcements of one transaction end here (NFT_MSG_NEWGEN)."""
+    return announcement.type == _NEW_GENERATION
 
 
 def subscribe(but_not_of: int) -> socket.socket:
