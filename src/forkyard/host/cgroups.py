@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +27,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _REMOVE_TIMEOUT = 5.0
 _LOOK = 0.005
 _CHUNK = 64 << 10
+_FILE_CACHE = (b"inactive_file", b"active_file")
+_TOTAL_FILE_CACHE = tuple(b"total_" + name for name in _FILE_CACHE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ class Usage:
     memory: int
     """Bytes, page cache included."""
     cache: int
-    """Bytes of page cache in it."""
+    """Bytes of page cache of files in it: what the kernel takes back before it kills. The memory of a sandbox
+    is shared memory, which the kernel's own `cache` counts too."""
     pids: int
 
 
@@ -217,13 +220,13 @@ class _Reader:
                 return Usage(
                     cpu_ns=_field(self._read("cpu", f"{name}/cpu.stat"), b"usage_usec") * 1000,
                     memory=int(self._read("memory", f"{name}/memory.current")),
-                    cache=_field(self._read("memory", f"{name}/memory.stat"), b"file"),
+                    cache=_sum(self._read("memory", f"{name}/memory.stat"), _FILE_CACHE),
                     pids=int(self._read("pids", f"{name}/pids.current") or 0),
                 )
             return Usage(
                 cpu_ns=int(self._read("cpuacct", f"{name}/cpuacct.usage") or 0),
                 memory=int(self._read("memory", f"{name}/memory.usage_in_bytes")),
-                cache=_field(self._read("memory", f"{name}/memory.stat"), b"total_cache"),
+                cache=_sum(self._read("memory", f"{name}/memory.stat"), _TOTAL_FILE_CACHE),
                 pids=int(self._read("pids", f"{name}/pids.current") or 0),
             )
         except (FileNotFoundError, OSError) as error:
@@ -244,11 +247,12 @@ class _Reader:
 
 
 def _field(text: bytes, name: bytes) -> int:
-    for line in text.splitlines():
-        key, _, value = line.partition(b" ")
-        if key == name:
-            return int(value)
-    return 0
+    return _sum(text, (name,))
+
+
+def _sum(text: bytes, names: Collection[bytes]) -> int:
+    fields = (line.partition(b" ") for line in text.splitlines())
+    return sum(int(value) for key, _, value in fields if key in names)
 
 
 def _checked(name: str) -> str:

@@ -42,12 +42,14 @@ def test_usage_of_version_2_is_read_for_all_machines(tmp_path: Path) -> None:
         group.mkdir(parents=True)
         (group / "cpu.stat").write_text(f"usage_usec {number}00\nuser_usec 7\n")
         (group / "memory.current").write_text(f"{number}000\n")
-        (group / "memory.stat").write_text(f"anon 5\nfile {number}0\nfile_mapped 3\n")
+        (group / "memory.stat").write_text(
+            f"anon 5\nfile 9{number}0\nshmem 9\ninactive_file {number}\nactive_file 7\n"
+        )
         (group / "pids.current").write_text("3\n")
     (tmp_path / "forkyard-abc123" / "gone").mkdir()
     groups = MachineGroups("abc123", where)
     assert groups.names() == ["gone", "one", "two"]
-    assert groups.usage() == {"one": Usage(100_000, 1000, 10, 3), "two": Usage(200_000, 2000, 20, 3)}
+    assert groups.usage() == {"one": Usage(100_000, 1000, 8, 3), "two": Usage(200_000, 2000, 9, 3)}
     assert MachineGroups("other1", where).usage() == {}
 
 
@@ -55,7 +57,10 @@ def test_usage_of_version_1(tmp_path: Path) -> None:
     where = Hierarchies(1, {name: tmp_path / name for name in ("cpuacct", "memory", "pids")})
     for name, files in {
         "cpuacct": {"cpuacct.usage": "5000"},
-        "memory": {"memory.usage_in_bytes": "4096", "memory.stat": "cache 1\ntotal_cache 2048\n"},
+        "memory": {
+            "memory.usage_in_bytes": "4096",
+            "memory.stat": "inactive_file 1\ntotal_cache 4096\ntotal_inactive_file 2000\ntotal_active_file 48\n",
+        },
         "pids": {"pids.current": "4"},
     }.items():
         group = tmp_path / name / "forkyard-abc123" / "m"

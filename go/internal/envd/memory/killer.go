@@ -13,6 +13,12 @@ import (
 )
 
 const (
+	// resting is the interval while so much is free that the host tells (Alert) before it is gone: a look costs
+	// 1 ms of CPU, and there may be hundreds of idle sandboxes. Not for ever, in case that the host did not.
+	resting = 5 * time.Second
+	// restingPercent of the memory must be free for that; the host tells at 70 % of it used, overhead included.
+	restingPercent = 40
+
 	slowest = 200 * time.Millisecond
 	fastest = 5 * time.Millisecond
 	// fillRate is twice as fast as memory has been seen to fill, in bytes a second: before a look is due,
@@ -107,11 +113,9 @@ func (k *Killer) Run() {
 // glance looks at what is free and answers when to look again. The dear reading follows only where the cheap one does
 // not already say that nothing is short: an idle sandbox must cost next to nothing.
 func (k *Killer) glance(reader *procfs.MemoryReader) time.Duration {
-	if free, total, err := procfs.FreeMemory(); err == nil {
-		if pause := interval(free - reserve(total)); pause == slowest {
-			k.since = time.Time{}
-			return pause
-		}
+	if free, total, err := procfs.FreeMemory(); err == nil && isPlenty(free, total) {
+		k.since = time.Time{}
+		return resting
 	}
 	memory, err := reader.Read()
 	if err != nil {
@@ -121,6 +125,8 @@ func (k *Killer) glance(reader *procfs.MemoryReader) time.Duration {
 	k.look(reader, headroom < 0)
 	return interval(headroom)
 }
+
+func isPlenty(free, total int64) bool { return free > total/100*restingPercent }
 
 func reserve(total int64) int64 { return max(total*reservePercent/100, reserveBytes) }
 

@@ -17,6 +17,18 @@ func TestItLooksTheMoreOftenTheLessIsFree(t *testing.T) {
 	}
 }
 
+func TestItRestsWhileTheHostWouldTellInTime(t *testing.T) {
+	const total = 512 << 20
+	for percentFree, want := range map[int64]bool{100: true, 50: true, 41: true, 39: false, 30: false, 0: false} {
+		if got := isPlenty(total*percentFree/100, total); got != want {
+			t.Errorf("%d %% free: %v", percentFree, got)
+		}
+	}
+	if resting < slowest || 100-restingPercent > 70 {
+		t.Error("the host tells at 70 % used: it may rest only below that")
+	}
+}
+
 func TestReserve(t *testing.T) {
 	for total, want := range map[int64]int64{128 << 20: 16 << 20, 512 << 20: 16 << 20, 8 << 30: 8 << 30 * 3 / 100} {
 		if got := reserve(total); got != want {

@@ -2,7 +2,6 @@ package cgroups
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -52,17 +51,61 @@ func (g *Group) OOMKills() int64 {
 	return 0
 }
 
-// WatchMemory calls passed with the usage each time it goes from below one of the marks (bytes) to above it, until
-// ctx ends. Falling below a mark arms it again. It returns ctx's error, or what it could not do.
-func (g *Group) WatchMemory(ctx context.Context, marks []int64, passed func(usage int64)) error {
+// FileCache is the page cache of files in the group's usage, in bytes: what the kernel takes back before it kills.
+func (g *Group) FileCache() int64 {
+	names := [...]string{"total_inactive_file ", "total_active_file "}
+	dir := g.dirs["memory"]
+	if dir == "" {
+		dir, names = g.dirs[unifiedKey], [...]string{"inactive_file ", "active_file "}
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "memory.stat"))
+	if err != nil {
+		return 0
+	}
+	var sum int64
+	for line := range strings.Lines(string(data)) {
+		for _, name := range names {
+			if value, ok := strings.CutPrefix(line, name); ok {
+				n, _ := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+				sum += n
+			}
+		}
+	}
+	return sum
+}
+
+// WatchMemory calls passed with the memory in use each time it goes from below one of the marks (bytes) to above it,
+// until ctx ends. Falling below a mark arms it again. Page cache of files is not counted: a sandbox that has written
+// much would else be above all marks for ever. It returns ctx's error, or what it could not do.
+func (g *Group) WatchMemory(ctx context.Context, marks []int64, passed func(used int64)) error {
 	if len(marks) == 0 {
 		return nil
 	}
 	marks = slices.Sorted(slices.Values(marks))
-	if dir := g.dirs["memory"]; dir != "" {
-		return watchThresholds(ctx, g, dir, marks, passed)
+	quiet, err := g.newThreshold(ctx, marks[0])
+	if err != nil {
+		return err
 	}
-	return pollMarks(ctx, g, marks, passed)
+	defer quiet.close()
+	level := 0
+	for ctx.Err() == nil {
+		used, err := g.MemoryUsage()
+		if err != nil {
+			return err
+		}
+		pause := pollInterval(marks, level, used)
+		if used >= marks[0] {
+			used -= g.FileCache()
+			pause = min(pollInterval(marks, reached(marks, used), used), busyInterval)
+		}
+		next := reached(marks, used)
+		if next > level {
+			passed(used)
+		}
+		level = next
+		quiet.wait(ctx, pause)
+	}
+	return ctx.Err()
 }
 
 // reached is how many of the sorted marks the usage is at or above.
@@ -71,78 +114,68 @@ func reached(marks []int64, usage int64) int {
 	return n
 }
 
-// watchThresholds lets the kernel (version 1) tell through an eventfd when a mark is crossed, in either direction.
-func watchThresholds(ctx context.Context, g *Group, dir string, marks []int64, passed func(int64)) error {
+// threshold waits until the usage may have reached a mark.
+type threshold struct {
+	crossed *os.File // eventfd of the kernel (cgroup version 1); nil: the usage has to be read now and then
+	below   func() bool
+}
+
+// newThreshold asks the kernel to tell when the usage crosses the mark, in either direction.
+func (g *Group) newThreshold(ctx context.Context, mark int64) (*threshold, error) {
+	dir := g.dirs["memory"]
+	if dir == "" {
+		return &threshold{}, nil
+	}
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	crossed := os.NewFile(uintptr(fd), "memory thresholds")
-	defer crossed.Close()
+	t := &threshold{
+		crossed: os.NewFile(uintptr(fd), "memory threshold"),
+		below:   func() bool { usage, err := g.MemoryUsage(); return err == nil && usage < mark },
+	}
 	usage, err := os.Open(filepath.Join(dir, "memory.usage_in_bytes"))
+	if err == nil {
+		err = write(dir, "cgroup.event_control", fmt.Sprintf("%d %d %d", fd, usage.Fd(), mark))
+		_ = usage.Close()
+	}
 	if err != nil {
-		return err
+		t.close()
+		return nil, fmt.Errorf("setting a memory threshold: %w", err)
 	}
-	defer usage.Close()
-	for _, mark := range marks {
-		line := fmt.Sprintf("%d %d %d", fd, usage.Fd(), mark)
-		if err := write(dir, "cgroup.event_control", line); err != nil {
-			return fmt.Errorf("setting a memory threshold: %w", err)
-		}
-	}
-	stop := context.AfterFunc(ctx, func() { crossed.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+	context.AfterFunc(ctx, func() { _ = t.crossed.SetReadDeadline(time.Unix(1, 0)) })
+	return t, nil
+}
 
-	level := 0
-	for {
-		now, err := g.MemoryUsage()
-		if err != nil {
-			return err
-		}
-		next := reached(marks, now)
-		if next > level {
-			passed(now)
-		}
-		level = next
+// wait returns after pause, or, while the kernel can tell and the usage is below the mark, when it has crossed it.
+func (t *threshold) wait(ctx context.Context, pause time.Duration) {
+	if t.crossed != nil && t.below() {
 		var counter [8]byte
-		if _, err := crossed.Read(counter[:]); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return err
+		if _, err := t.crossed.Read(counter[:]); err == nil || ctx.Err() != nil {
+			return
 		}
-		if binary.NativeEndian.Uint64(counter[:]) == 0 {
-			return errors.New("the memory eventfd says nothing")
-		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(pause):
 	}
 }
 
-// fillRate is the fastest that a sandbox was seen to take memory, in bytes a second.
-const fillRate = 2 << 30
-
-// pollMarks reads the usage (version 2 has no thresholds), the more often the nearer the next mark is: no mark can be
-// overshot by more than what is taken within the shortest interval.
-func pollMarks(ctx context.Context, g *Group, marks []int64, passed func(int64)) error {
-	level := 0
-	for {
-		now, err := g.MemoryUsage()
-		if err != nil {
-			return err
-		}
-		next := reached(marks, now)
-		if next > level {
-			passed(now)
-		}
-		level = next
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(pollInterval(marks, level, now)):
-		}
+func (t *threshold) close() {
+	if t.crossed != nil {
+		_ = t.crossed.Close()
 	}
 }
 
-// pollInterval is how soon the next mark could be reached, within 10 and 500 ms.
+const (
+	// fillRate is the fastest that a sandbox was seen to take memory, in bytes a second.
+	fillRate = 2 << 30
+	// busyInterval is the longest between two readings of a group above its first mark.
+	busyInterval = 100 * time.Millisecond
+)
+
+// pollInterval is how soon the next mark could be reached, within 10 and 500 ms: no mark can be overshot by more than
+// what is taken within the shortest interval.
 func pollInterval(marks []int64, level int, now int64) time.Duration {
 	const shortest, longest = 10 * time.Millisecond, 500 * time.Millisecond
 	if level == len(marks) {

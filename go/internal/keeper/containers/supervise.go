@@ -4,9 +4,11 @@ import (
 	"context"
 	"time"
 
+	"forkyard.dev/forkyard/internal/keeper/cgroups"
 	"forkyard.dev/forkyard/internal/keeper/events"
 	"forkyard.dev/forkyard/internal/keeper/fault"
 	"forkyard.dev/forkyard/internal/keeper/runtime"
+	"forkyard.dev/forkyard/internal/keeper/watch"
 )
 
 // supervise reports the end of a container's sandbox process, and ends it when it has lost its gofer: without one it
@@ -111,15 +113,26 @@ func (m *Manager) startWatch(c *container, w Watch, unsure bool) error {
 			m.Events.Add(events.Event{Type: kind, ID: c.id, Pid: pid, Reason: fault.Clean(reason)})
 		})
 	}
-	if group := c.group; group != nil && len(w.MemoryEventBytes) > 0 {
-		go func() {
-			err := group.WatchMemory(ctx, w.MemoryEventBytes, func(usage int64) {
-				m.Events.Add(events.Event{Type: events.Memory, ID: c.id, Pid: pid, MemoryBytes: usage})
-			})
-			if ctx.Err() == nil && err != nil {
-				m.Log.Warn("no memory events for a container", "id", c.id, "error", err)
-			}
-		}()
+	if c.group != nil && len(w.MemoryEventBytes) > 0 {
+		go m.watchMemory(ctx, c, c.group, pid, w)
 	}
 	return nil
+}
+
+// watchMemory tells readers of events, and the daemon inside, when memory is running out, until ctx ends.
+func (m *Manager) watchMemory(ctx context.Context, c *container, group *cgroups.Group, pid int, w Watch) {
+	err := group.WatchMemory(ctx, w.MemoryEventBytes, func(used int64) {
+		m.Events.Add(events.Event{Type: events.Memory, ID: c.id, Pid: pid, MemoryBytes: used})
+		if w.MemoryAlertURL == "" {
+			return
+		}
+		go func() {
+			if err := watch.Alert(ctx, w.MemoryAlertURL); err != nil && ctx.Err() == nil {
+				m.Log.Warn("a guest does not hear that its memory is running out", "id", c.id, "error", err)
+			}
+		}()
+	})
+	if ctx.Err() == nil && err != nil {
+		m.Log.Warn("no memory events for a container", "id", c.id, "error", err)
+	}
 }

@@ -90,6 +90,9 @@ type Watch struct {
 	TimeoutMS        int     `json:"timeout_ms,omitempty"`
 	Strikes          int     `json:"strikes,omitempty"`
 	MemoryEventBytes []int64 `json:"memory_event_bytes,omitempty"`
+	// MemoryAlertURL is told of each memory event too: the daemon inside has to act within a fraction of a second,
+	// also while nobody reads events.
+	MemoryAlertURL string `json:"memory_alert_url,omitempty"`
 }
 
 func (w *Watch) health() *watch.Health {
@@ -110,6 +113,11 @@ func (w *Watch) validate() error {
 	if h := w.health(); h != nil {
 		if err := h.Validate(); err != nil {
 			return fault.New(fault.Invalid, "%v", err)
+		}
+	}
+	if w.MemoryAlertURL != "" {
+		if err := watch.CheckURL(w.MemoryAlertURL); err != nil {
+			return fault.New(fault.Invalid, "memory_alert_url: %v", err)
 		}
 	}
 	if len(w.MemoryEventBytes) > maxMemoryMarks {

@@ -23,12 +23,20 @@ type Health struct {
 
 // Validate tells what is wrong with h.
 func (h *Health) Validate() error {
-	target, err := url.Parse(h.URL)
-	if err != nil || target.Scheme != "http" || target.Host == "" {
-		return fmt.Errorf("health_url %q is not an http URL", h.URL)
+	if err := CheckURL(h.URL); err != nil {
+		return fmt.Errorf("health_url: %w", err)
 	}
 	if h.Interval < 10*time.Millisecond || h.Timeout < 10*time.Millisecond || h.Strikes < 1 {
 		return errors.New("a health watch needs interval_ms and timeout_ms of at least 10 and strikes of at least 1")
+	}
+	return nil
+}
+
+// CheckURL tells what is wrong with the address of a daemon inside a sandbox.
+func CheckURL(address string) error {
+	target, err := url.Parse(address)
+	if err != nil || target.Scheme != "http" || target.Host == "" {
+		return fmt.Errorf("%q is not an http URL", address)
 	}
 	return nil
 }
@@ -77,16 +85,29 @@ func (h *Health) Run(ctx context.Context, changed func(reason string)) {
 }
 
 func (h *Health) ask(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
+	return call(ctx, http.MethodGet, h.URL, h.Timeout)
+}
+
+// alertTimeout is long: the sandbox may be busy filling its memory.
+const alertTimeout = 2 * time.Second
+
+// Alert tells the daemon at address that memory is running out.
+func Alert(ctx context.Context, address string) error {
+	return call(ctx, http.MethodPost, address, alertTimeout)
+}
+
+// call sends a request without a body and reads none; nil if the status says that all is well.
+func call(ctx context.Context, method, address string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, h.URL, nil)
+	request, err := http.NewRequestWithContext(ctx, method, address, nil)
 	if err != nil {
 		return err
 	}
 	response, err := client.Do(request)
 	if err != nil {
 		if ctx.Err() != nil {
-			return fmt.Errorf("no answer within %v", h.Timeout)
+			return fmt.Errorf("no answer within %v", timeout)
 		}
 		return err
 	}

@@ -1,7 +1,6 @@
 """Runtime without a keeper: runsc's own command line, one process a call. It takes about twice as long.
 
 Containers lie in the keeper's directories and have its records, so that a server can go from one to the other.
-It has no memory events: envd's own look at the memory is all there is.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from forkyard.base.logging import get_logger
 from forkyard.base.tasks import Supervisor
 from forkyard.drivers.gvisor.config import NODE, GvisorConfig
 from forkyard.drivers.gvisor.container_files import ContainerFiles, Phase
+from forkyard.drivers.gvisor.memory_marks import INTERVAL_S, MemoryMarks
 from forkyard.drivers.gvisor.runsc_process import NoSpace, Runsc, RunscFailed
 from forkyard.drivers.gvisor.runtime import Container, ContainerEvent, ContainerRequest, ContainerUnusable
 from forkyard.drivers.gvisor.turns import Turns
@@ -65,6 +65,7 @@ class CommandLine:
         self._groups = MachineGroups(config.instance)
         self._events: asyncio.Queue[ContainerEvent] = asyncio.Queue()
         self._loops = Supervisor(clock)
+        self._marks = MemoryMarks()
         self._turns = Turns()
         self._lock: int | None = None
 
@@ -215,11 +216,13 @@ class CommandLine:
         await self._groups.remove(files.id)
         await asyncio.to_thread(shutil.rmtree, files.path, ignore_errors=True)
 
-    async def watch(self, container_id: str, *, health_url: str, memory_marks: Sequence[int]) -> None:
-        """Health only; `memory_marks` are the keeper's business."""
+    async def watch(self, container_id: str, *, guest_url: str, memory_marks: Sequence[int]) -> None:
+        self._marks.set(container_id, memory_marks)
+        if "memory" not in self._loops.running:
+            self._loops.start("memory", self._memory)
         name = f"health-{container_id}"
         if name not in self._loops.running:
-            self._loops.start(name, lambda: self._health(container_id, health_url))
+            self._loops.start(name, lambda: self._health(container_id, f"{guest_url}/health"))
 
     async def events(self) -> AsyncIterator[ContainerEvent]:
         while True:
@@ -264,6 +267,13 @@ class CommandLine:
         name = f"exit-{files.id}"
         if name not in self._loops.running:
             self._loops.start(name, follow)
+
+    async def _memory(self) -> None:
+        while True:
+            usage = await asyncio.to_thread(self._groups.usage)
+            for container_id in self._marks.look(usage):
+                self._events.put_nowait(ContainerEvent("memory", container_id, ""))
+            await self._clock.sleep(INTERVAL_S)
 
     async def _health(self, container_id: str, url: str) -> None:
         failures = 0

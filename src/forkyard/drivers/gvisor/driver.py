@@ -134,7 +134,7 @@ class GvisorDriver:
         runtime = await self._runtimes.get(record.shape.runtime)
         await runtime.watch(
             record.container,
-            health_url=f"http://{record.address}:{ENVD_PORT}/health",
+            guest_url=f"http://{record.address}:{ENVD_PORT}",
             memory_marks=memory_marks(record.shape),
         )
 

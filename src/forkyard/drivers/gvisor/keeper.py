@@ -161,13 +161,14 @@ class Keeper:
         except MachineLost:
             return
 
-    async def watch(self, container_id: str, *, health_url: str, memory_marks: Sequence[int]) -> None:
+    async def watch(self, container_id: str, *, guest_url: str, memory_marks: Sequence[int]) -> None:
         body = {
-            "health_url": health_url,
+            "health_url": f"{guest_url}/health",
             "interval_ms": 3000,
             "timeout_ms": 2500,
             "strikes": 2,
             "memory_event_bytes": list(memory_marks),
+            "memory_alert_url": f"{guest_url}/internal/memory",
         }
         await self._call("POST", f"/v1/containers/{container_id}/watch", body)
 

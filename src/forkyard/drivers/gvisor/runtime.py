@@ -80,7 +80,9 @@ class Runtime(Protocol):
         """Idempotent."""
         ...
 
-    async def watch(self, container_id: str, *, health_url: str, memory_marks: Sequence[int]) -> None: ...
+    async def watch(self, container_id: str, *, guest_url: str, memory_marks: Sequence[int]) -> None:
+        """Tell (events) when the daemon at `guest_url` stops answering, or memory in use passes a mark (bytes)."""
+        ...
 
     def events(self) -> AsyncIterator[ContainerEvent]:
         """From the opening of the runtime on, deaths that happened while nobody looked included."""
