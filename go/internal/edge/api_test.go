@@ -92,6 +92,36 @@ func TestAControlPlaneThatDiesInARequest(t *testing.T) {
 	}
 }
 
+func TestRequestsThatTheControlPlanesParserWouldRefuse(t *testing.T) {
+	r := newRig(t)
+	for _, c := range []struct {
+		method, path string
+		code         int
+	}{
+		{"FOO", "/sandboxes", 501},
+		{"get", "/sandboxes", 501},
+		{"GET", "/sandboxes?x=" + strings.Repeat("x", 70<<10), 414},
+		{"GET", "/" + strings.Repeat("x", 70<<10), 414},
+	} {
+		got := r.do(c.method, c.path, nil, nil)
+		var body struct {
+			Code    int
+			Message string
+		}
+		if err := json.Unmarshal([]byte(got.body), &body); err != nil || got.code != c.code || body.Code != c.code || body.Message == "" {
+			t.Errorf("%s %.20s: got %d %s", c.method, c.path, got.code, got.body)
+		}
+	}
+	r.do("PATCH", "/sandboxes", nil, nil).expect(t, 200, "api PATCH /sandboxes")
+	// What a sandbox understands is its own affair.
+	a := newSandbox(t)
+	port := a.serve(0, func(w http.ResponseWriter, req *http.Request) {
+		fmt.Fprintf(w, "%s %d", req.Method, len(req.RequestURI))
+	})
+	r.push(running(idA, 1, a.address))
+	r.do("FOO", "/"+strings.Repeat("x", 70<<10), to(idA, port), nil).expect(t, 200, fmt.Sprintf("FOO %d", 1+(70<<10)))
+}
+
 func TestTheAPIStreams(t *testing.T) {
 	r := newRig(t)
 	next := make(chan struct{})

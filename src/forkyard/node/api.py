@@ -10,9 +10,12 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from forkyard.auth.service import AuthService
+from forkyard.base.errors import InvalidInput
 from forkyard.e2b.app import create_app
+from forkyard.e2b.errors import error_response
 from forkyard.node import internal
 from forkyard.node.edge_client import EdgeClient
 from forkyard.node.readiness import Readiness
@@ -47,7 +50,7 @@ class ApiServer:
                 app,
                 uds=str(socket),
                 loop="uvloop",
-                http="httptools",
+                http=_Protocol,
                 lifespan="off",
                 access_log=False,
                 log_config=None,
@@ -77,6 +80,18 @@ class ApiServer:
         self._server.should_exit = True
         await task
         self._socket.unlink(missing_ok=True)
+
+
+class _Protocol(HttpToolsProtocol):
+    """Answers what its parser refuses, which no app ever sees, in the form that every error has."""
+
+    def send_400_response(self, msg: str) -> None:
+        response = error_response(
+            400, msg.rstrip("."), error_code=InvalidInput.code, headers={"Connection": "close"}
+        )
+        headers = b"".join(name + b": " + value + b"\r\n" for name, value in response.raw_headers)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + headers + b"\r\n" + bytes(response.body))
+        self.transport.close()
 
 
 class _Quiet(uvicorn.Server):

@@ -10,13 +10,34 @@ import (
 	"forkyard.dev/forkyard/internal/edge/routing"
 )
 
+// maxAPITarget is what the target of an API request may take. The control plane's parser counts in 16 bits, and says no
+// to more without a reason.
+const maxAPITarget = 32 << 10
+
 func (h *Handler) serveAPI(x *exchange) {
 	x.kind = metrics.API
-	if routing.ControlPlaneInternal.Covers(x.request.URL.Path) {
+	switch {
+	case !knownMethod(x.request.Method):
+		x.answer(http.StatusNotImplemented, metrics.BadRequest, "There is no such method")
+		return
+	case len(x.request.RequestURI) > maxAPITarget:
+		x.answer(http.StatusRequestURITooLong, metrics.BadRequest, "The request's path and query are too long")
+		return
+	case routing.ControlPlaneInternal.Covers(x.request.URL.Path):
 		x.answer(http.StatusNotFound, metrics.Blocked, "Not found")
 		return
 	}
 	h.api.ServeHTTP(x, x.outgoing(x.request.Context()))
+}
+
+// knownMethod reports whether HTTP itself defines the method; the control plane's parser refuses what it does not know.
+func knownMethod(method string) bool {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions, http.MethodTrace:
+		return true
+	}
+	return false
 }
 
 // outgoing is the request as the reverse proxies get it.
