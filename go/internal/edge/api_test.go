@@ -59,10 +59,12 @@ func TestTheAPISaysWhenItWaitedInVain(t *testing.T) {
 	for _, header := range []http.Header{nil, to(idA, 80)} { // without the control plane an unknown sandbox is not "not found"
 		got := r.do("POST", "/sandboxes", header, strings.NewReader("{}"))
 		var body struct {
-			Code    int
-			Message string
+			Code      int
+			Message   string
+			ErrorCode string `json:"error_code"`
 		}
-		if err := json.Unmarshal([]byte(got.body), &body); err != nil || got.code != 503 || body.Code != 503 || body.Message == "" {
+		if err := json.Unmarshal([]byte(got.body), &body); err != nil || got.code != 503 || body.Code != 503 || body.Message == "" ||
+			body.ErrorCode != "server_stopped" {
 			t.Errorf("got %d %s", got.code, got.body)
 		}
 		if got.header.Get("Retry-After") != "1" || got.header.Get("Should-Retry") != "" {

@@ -17,6 +17,8 @@ from forkyard.client.errors import ApiError, ServerUnreachable, StreamBroken
 _CALL = aiohttp.ClientTimeout(total=180.0, sock_connect=5.0)
 _STREAM = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
 _MAX_ERROR = 1 << 16
+_STOPPED = (503, "server_stopped")
+"""How the edge, which outlives the server, says that there is none behind it; it has waited 10 s for one."""
 
 
 class Http:
@@ -73,7 +75,9 @@ class Http:
         headers: Mapping[str, str] | None = None,
         stream: bool = False,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """The response, its body unread. Raises ApiError for 400 and above, ServerUnreachable, StreamBroken."""
+        """The response, its body unread. Raises ApiError for 400 and above, ServerUnreachable (also when only the
+        edge of a stopped server answers), StreamBroken.
+        """
         if self._session is None:
             raise RuntimeError("the client is not open")
         try:
@@ -87,9 +91,7 @@ class Http:
                 timeout=_STREAM if stream else _CALL,
             ) as response:
                 if response.status >= 400:
-                    raise ApiError(
-                        response.status, _message(await response.content.read(_MAX_ERROR), response.reason)
-                    )
+                    raise _refusal(response.status, await response.content.read(_MAX_ERROR), response.reason)
                 yield response
         except aiohttp.ClientConnectorError as error:
             raise ServerUnreachable(f"no server answers at {self.url} ({_reason(error)})") from error
@@ -116,8 +118,10 @@ def _reason(error: aiohttp.ClientConnectorError) -> str:
     return os.strerror(number) if number and number > 0 else str(error.os_error)
 
 
-def _message(data: bytes, reason: str | None) -> str:
+def _refusal(status: int, data: bytes, reason: str | None) -> ApiError | ServerUnreachable:
     try:
-        return str(json.loads(data)["message"])
-    except (ValueError, KeyError, TypeError):
-        return data[:500].decode("utf-8", "replace") or reason or "no message"
+        body = json.loads(data)
+        message, code = str(body["message"]), body.get("error_code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = data[:500].decode("utf-8", "replace") or reason or "no message", None
+    return ServerUnreachable(message) if (status, code) == _STOPPED else ApiError(status, message)

@@ -98,6 +98,16 @@ def test_exit_codes_follow_the_answer(api: FakeServer, run: Run, status: int, co
     assert result.stderr == "forkyard: so \N{REPLACEMENT CHARACTER}[31mit is\n"
 
 
+@pytest.mark.parametrize(("error_code", "code"), [("server_stopped", 7), ("unavailable", 1)])
+def test_an_edge_without_its_server_is_a_server_that_cannot_be_reached(
+    api: FakeServer, run: Run, error_code: str, code: int
+) -> None:
+    stopped = {"code": 503, "message": "The server is stopped", "error_code": error_code}
+    api.on("GET /v2/sandboxes", stopped, 503)
+    result = run("list")
+    assert (result.exit_code, result.stderr) == (code, "forkyard: The server is stopped\n")
+
+
 def test_an_answer_that_is_no_json_is_not_our_server(api: FakeServer, run: Run) -> None:
     api.on(f"POST /sandboxes/{SANDBOX}/pause", b"<html>")
     result = run("pause", SANDBOX)

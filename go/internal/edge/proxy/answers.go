@@ -21,6 +21,9 @@ const (
 	textExpired      = "signature is already expired"
 )
 
+// codeAway is the error_code of the answer for a control plane that does not run.
+const codeAway = "server_stopped"
+
 // maxEchoedID bounds how much of a malformed sandbox id is sent back.
 const maxEchoedID = 64
 
@@ -34,8 +37,9 @@ type sandboxAnswer struct {
 
 // plainAnswer is the error body of everything else.
 type plainAnswer struct {
-	Code    int    `json:"code"`
-	Message string `json:"message"`
+	Code      int    `json:"code"`
+	Message   string `json:"message"`
+	ErrorCode string `json:"error_code,omitempty"` // stable, for clients that must tell one 503 from another
 }
 
 func (x *exchange) answer(code int, outcome metrics.Outcome, message string) {
@@ -68,6 +72,17 @@ func (x *exchange) answerPortClosed(target routing.Target) {
 func (x *exchange) answerLater(code int, outcome metrics.Outcome, message string) {
 	x.Header().Set("Retry-After", "1")
 	x.answer(code, outcome, message)
+}
+
+// answerAway says that there is no control plane now; nothing was sent to it.
+func (x *exchange) answerAway() {
+	x.outcome = metrics.Away
+	x.Header().Set("Retry-After", "1")
+	x.writeJSON(http.StatusServiceUnavailable, plainAnswer{
+		Code:      http.StatusServiceUnavailable,
+		Message:   "The server is stopped or starts up; sandboxes run on. Start it, or try again",
+		ErrorCode: codeAway,
+	})
 }
 
 // passOn gives the client what the control plane said to a wake call.

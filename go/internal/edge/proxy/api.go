@@ -61,7 +61,7 @@ func (h *Handler) apiFailed(w http.ResponseWriter, _ *http.Request, err error) {
 	case x.clientFailed(err):
 		x.abandon()
 	case errors.Is(err, controlplane.ErrAway):
-		x.answerLater(http.StatusServiceUnavailable, metrics.Away, "The server is stopped or starts up; sandboxes run on. Start it, or try again")
+		x.answerAway()
 	default:
 		h.Log.Warn("control plane request failed", "method", x.request.Method, "path", x.request.URL.Path, "error", err.Error())
 		if !repeatable(x.request) {

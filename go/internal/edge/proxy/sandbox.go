@@ -133,7 +133,7 @@ func (h *Handler) wait(x *exchange, w *waiting, reason wake.Reason) bool {
 	case wake.Refused:
 		x.passOn(said)
 	case wake.Away:
-		x.answerLater(http.StatusServiceUnavailable, metrics.Away, "The server is stopped or starts up; sandboxes run on. Start it, or try again")
+		x.answerAway()
 	case wake.Limited:
 		x.answerLater(http.StatusTooManyRequests, metrics.Limited, "Too many requests for unknown sandboxes from this address")
 	case wake.Busy:
