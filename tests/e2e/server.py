@@ -59,7 +59,7 @@ class ServerProcess:
         return self._process.pid
 
     def sdk_env(self) -> dict[str, str]:
-        """The three variables that point an E2B SDK here."""
+        """What points an E2B SDK here, but for names of sandboxes."""
         return {"E2B_API_KEY": self.api_key, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
 
     def printed_env(self) -> dict[str, str]:

@@ -24,7 +24,12 @@ from forkyard.storage.engine import DatabaseUrl, parse_database_url, sqlite_url
 
 DEFAULT_DATA_DIR = Path("/var/lib/forkyard")
 
+HTTP_PORT = 80
 HTTPS_PORT = 443
+
+_LOCAL_DOMAIN = "localhost"
+_ON_LOCALHOST = ("localhost", "127.0.0.1", "0.0.0.0", "::", "::1")
+"""Values of `host` with which `localhost` leads to the public port."""
 
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")
 
@@ -54,7 +59,7 @@ class Settings(BaseSettings):
     """Address the public port listens on. 0.0.0.0 opens it to the network: use TLS then."""
     port: Annotated[int, Field(ge=1, le=65535)] = 3000
     """The public port: API and sandboxes."""
-    domain: str = "localhost"
+    domain: str = _LOCAL_DOMAIN
     """Public domain: sandboxes are reached at `<port>-<id>.<domain>` too, the API at `api.<domain>`."""
     public_domain: str | None = None
     """`domain` with the port at which SDKs reach it by TLS, where something in front of this server changes that
@@ -140,7 +145,7 @@ class Settings(BaseSettings):
     def _check(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
-        if self.tls_cert is not None and self.domain == "localhost":
+        if self.tls_cert is not None and self.domain == _LOCAL_DOMAIN:
             raise ValueError("TLS needs `domain`, the name that the certificate is for: SDKs go by it")
         if self.tls_port and self.tls_cert is None:
             raise ValueError("tls_port needs tls_cert and tls_key")
@@ -235,7 +240,7 @@ class Settings(BaseSettings):
         """Where the public port is reached without TLS, from this machine at least; None when it speaks TLS."""
         if self.tls_cert is not None and not self.tls_port:
             return None
-        host = "localhost" if self.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else self.host
+        host = "localhost" if self.host in _ON_LOCALHOST else self.host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
@@ -247,11 +252,19 @@ class Settings(BaseSettings):
     def sdk_variables(self) -> dict[str, str]:
         """The variables that point an unmodified E2B SDK here, but for the key; "" must be unset.
 
-        With TLS every sandbox has a host name, so that SDKs need no E2B_SANDBOX_URL, and must not have one.
+        With TLS every sandbox has a host name, so that SDKs need no E2B_SANDBOX_URL, and must not have one. Without,
+        SDKs that have both URLs take the domain for nothing but `get_host()`.
         """
         if self.sdk_domain is None:
-            return {"E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
+            return {"E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url, "E2B_DOMAIN": self._plain_domain}
         return {"E2B_API_URL": self.url, "E2B_DOMAIN": self.sdk_domain, "E2B_SANDBOX_URL": ""}
+
+    @property
+    def _plain_domain(self) -> str:
+        """Where names of sandboxes lead without TLS; "" when the public port is not where `*.localhost` leads."""
+        if self.domain == _LOCAL_DOMAIN and self.host not in _ON_LOCALHOST:
+            return ""
+        return self.domain if self.port == HTTP_PORT else f"{self.domain}:{self.port}"
 
 
 def load(**given: Any) -> Settings:

@@ -30,7 +30,7 @@ def exported(given: Settings) -> dict[str, str | None]:
     script = "\n".join(c for c in commands if "E2B_API_KEY" not in c)
     done = subprocess.run(
         ["sh", "-c", f"{script}\nenv"],
-        env={"E2B_SANDBOX_URL": "http://old", "PATH": os.environ["PATH"]},
+        env={"E2B_SANDBOX_URL": "http://old", "E2B_DOMAIN": "old", "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=True,
@@ -40,17 +40,20 @@ def exported(given: Settings) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize(
-    ("given", "url"),
+    ("given", "url", "domain"),
     [
-        ({}, "http://localhost:3000"),
-        ({"host": "0.0.0.0", "port": 3100}, "http://localhost:3100"),
-        ({"host": "10.1.2.3", "domain": "a.test"}, "http://10.1.2.3:3000"),
-        ({"host": "fd00::1"}, "http://[fd00::1]:3000"),
+        ({}, "http://localhost:3000", "localhost:3000"),
+        ({"host": "0.0.0.0", "port": 3100}, "http://localhost:3100", "localhost:3100"),
+        ({"host": "10.1.2.3", "domain": "a.test", "port": 80}, "http://10.1.2.3:80", "a.test"),
+        # Names below localhost do not lead there.
+        ({"host": "fd00::1"}, "http://[fd00::1]:3000", None),
     ],
 )
-def test_without_tls_both_urls_are_the_plain_one(given: dict[str, object], url: str) -> None:
+def test_without_tls_both_urls_are_the_plain_one(
+    given: dict[str, object], url: str, domain: str | None
+) -> None:
     found = settings(**given)
-    assert exported(found) == {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_DOMAIN": None}
+    assert exported(found) == {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_DOMAIN": domain}
     assert found.sdk_domain is None
 
 
