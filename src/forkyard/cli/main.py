@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from forkyard import __version__
-from forkyard.cli.commands import access, files, observe, sandboxes, snapshots
 from forkyard.cli.stdio import open_missing
 
 _HELP = """Computers for AI agents that pause, resume and fork.
@@ -45,29 +45,43 @@ def root(
     """Options of every command."""
 
 
-_SERVER_SIDE = ("server", "doctor", "teams")
-"""Command groups that need the server's packages: importing those takes a second of processor time, which no
-`forkyard exec` should pay. They are left out when the first word is a command that only talks HTTP."""
+_CLIENT_SIDE = ("sandboxes", "files", "observe", "snapshots", "access")
+"""Modules of commands that only talk HTTP."""
 
-for _group in (sandboxes, files, observe, snapshots, access):
-    _group.register(app)
+_SERVER_SIDE = {"serve": "server", "down": "server", "doctor": "doctor", "teams": "teams"}
+"""Commands that need the server's packages, and their modules. Importing all takes more than a second of processor
+time, which no `forkyard exec` should pay: each call imports what its first word needs."""
 
-_LIGHT = {
-    "--version",
-    "--install-completion",
-    "--show-completion",
-    *(command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands),
-    *(group.name or "?" for group in app.registered_groups),
-}
+_OPTIONS = {"--version", "--install-completion", "--show-completion"}
 
 
 def main() -> None:
     """Run the command line."""
     open_missing()
-    if _first_word() not in _LIGHT:
-        for name in _SERVER_SIDE:
-            importlib.import_module(f"forkyard.cli.commands.{name}").register(app)
+    load(_first_word())
     app()
+
+
+def load(word: str) -> None:
+    """Add the commands that a call with this first word needs; all of them for help, and for what is no command."""
+    if word in _SERVER_SIDE:
+        _add([_SERVER_SIDE[word]])
+        return
+    _add(_CLIENT_SIDE)
+    if word not in _OPTIONS | _names():
+        _add(dict.fromkeys(_SERVER_SIDE.values()))
+
+
+def _add(modules: Iterable[str]) -> None:
+    for name in modules:
+        importlib.import_module(f"forkyard.cli.commands.{name}").register(app)
+
+
+def _names() -> set[str]:
+    commands = {
+        command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands
+    }
+    return commands | {group.name or "" for group in app.registered_groups}
 
 
 def _first_word() -> str:

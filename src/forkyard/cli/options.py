@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from forkyard.cli.completion import complete_sandbox, complete_template
-from forkyard.cli.running import USAGE, fail
+from forkyard.cli.exits import USAGE, fail
 
 RESUME_FOR_S = 300
 """How long a paused sandbox lives that a command resumes in passing."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from forkyard.cli.running import plain
+from forkyard.cli.exits import plain
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 

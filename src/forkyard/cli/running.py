@@ -6,24 +6,17 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 import typer
 
 from forkyard.base.errors import ForkyardError
 from forkyard.cli.credentials import NotLoggedIn, find_credentials
+from forkyard.cli.exits import CONFLICT, FAILED, LIMIT, NOT_AUTHENTICATED, NOT_FOUND, UNREACHABLE, USAGE, fail
 from forkyard.client.api import Api
 from forkyard.client.errors import ApiError, ServerUnreachable
 
 T = TypeVar("T")
-
-FAILED = 1
-USAGE = 2
-NOT_FOUND = 3
-NOT_AUTHENTICATED = 4
-CONFLICT = 5
-LIMIT = 6
-UNREACHABLE = 7
 
 _EXIT_BY_STATUS = {
     400: USAGE,
@@ -82,15 +75,3 @@ def exit_code(error: ForkyardError) -> int:
     if isinstance(error, NotLoggedIn):
         return NOT_AUTHENTICATED
     return FAILED
-
-
-def fail(message: str, code: int = FAILED) -> NoReturn:
-    typer.echo(f"forkyard: {plain(message)}", err=True)
-    raise typer.Exit(code)
-
-
-def plain(text: str) -> str:
-    """`text` without what steers a terminal: names and messages may come from inside a sandbox."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
-    )

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
 
+from setup.python import PythonPackages, Uv
 from setup.steps import Step, StepError, run_steps
 
 
@@ -91,3 +92,16 @@ def test_a_missing_program_is_named(tmp_path: Path, ran: list[str]) -> None:
 
     with pytest.raises(StepError, match="no-such-program"):
         run_steps([Missing("missing", ran)], tmp_path)
+
+
+def test_packages_are_compiled_when_they_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str | Path, ...]] = []
+    uv = Uv()
+    monkeypatch.setattr(uv, "pip_install", lambda _step, *arguments: asked.append(arguments))
+    packages = PythonPackages(uv, with_tests=False)
+    monkeypatch.setattr(packages, "command", lambda *_command: "")
+    monkeypatch.setattr(packages, "folder", tmp_path)
+    packages.run()
+    assert "--compile-bytecode" in next(arguments for arguments in asked if arguments[0] == "sync")

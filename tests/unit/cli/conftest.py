@@ -13,8 +13,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from forkyard.cli.commands import doctor, server, teams
-from forkyard.cli.main import app
+from forkyard.cli.main import app, load
 from forkyard.client import http
 
 KEY = "e2b_" + "0" * 40
@@ -98,11 +97,9 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def server_commands() -> None:
-    """`main` adds them only when they are called for."""
-    server.register(app)
-    doctor.register(app)
-    teams.register(app)
+def commands() -> None:
+    """`main` adds what a call needs."""
+    load("")
 
 
 Run = Callable[..., Result]

@@ -48,10 +48,17 @@ def test_the_command_is_known_before_anything_is_imported(
     assert main._first_word() == first
 
 
-def test_client_commands_do_not_import_the_server() -> None:
-    code = (
-        "import sys, forkyard.cli.main; print({'sqlalchemy', 'fastapi', 'forkyard.node'} & set(sys.modules))"
-    )
+@pytest.mark.parametrize(
+    ("word", "spared"),
+    [
+        ("list", {"sqlalchemy", "fastapi", "forkyard.node"}),
+        ("--version", {"sqlalchemy", "fastapi", "forkyard.node"}),
+        ("teams", {"fastapi", "uvicorn", "aiohttp", "forkyard.node.server"}),
+        ("doctor", {"fastapi", "uvicorn", "forkyard.node.server"}),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(word: str, spared: set[str]) -> None:
+    code = f"import sys; from forkyard.cli.main import load; load({word!r}); print({spared!r} & set(sys.modules))"
     found = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

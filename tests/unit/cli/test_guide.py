@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from forkyard.cli import running
+from forkyard.cli import exits
 from forkyard.cli.commands import sandboxes
 from forkyard.cli.main import app
 
@@ -43,13 +43,13 @@ def test_every_row_is_a_command() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        running.FAILED,
-        running.USAGE,
-        running.NOT_FOUND,
-        running.NOT_AUTHENTICATED,
-        running.CONFLICT,
-        running.LIMIT,
-        running.UNREACHABLE,
+        exits.FAILED,
+        exits.USAGE,
+        exits.NOT_FOUND,
+        exits.NOT_AUTHENTICATED,
+        exits.CONFLICT,
+        exits.LIMIT,
+        exits.UNREACHABLE,
         sandboxes.OWN_FAILURE,
     ],
 )

@@ -11,8 +11,9 @@ import typer
 
 from forkyard.base.errors import ForkyardError
 from forkyard.cli.credentials import DEFAULT_URL, Credentials, save_credentials
+from forkyard.cli.exits import USAGE, fail
 from forkyard.cli.output import Column, Format, Output, show, show_one, span
-from forkyard.cli.running import USAGE, exit_code, fail, with_api
+from forkyard.cli.running import exit_code, with_api
 from forkyard.client.api import Api
 
 keys = typer.Typer(help="API keys of the team.", no_args_is_help=True)

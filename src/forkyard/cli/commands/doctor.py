@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from forkyard.base.errors import ForkyardError
-from forkyard.cli.commands.server import DataDir, load_settings
+from forkyard.cli.exits import FAILED, fail
 from forkyard.cli.output import Format, Output, wants_json
-from forkyard.cli.running import FAILED, fail
+from forkyard.cli.settings import DataDir, load_settings
 from forkyard.node import doctor as node_doctor
 from forkyard.node.doctor import CheckResult, Status
 

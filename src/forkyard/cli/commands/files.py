@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
+from forkyard.cli.exits import USAGE, fail
 from forkyard.cli.options import RESUME_FOR_S, SandboxId, User
-from forkyard.cli.running import USAGE, fail, with_api
+from forkyard.cli.running import with_api
 from forkyard.cli.stdio import read_some, write_all
 from forkyard.client.api import Api
 

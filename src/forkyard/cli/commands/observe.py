@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from forkyard.cli.exits import plain
 from forkyard.cli.options import SandboxId
 from forkyard.cli.output import Format, Output, show, size, wants_json, words
-from forkyard.cli.running import plain, with_api
+from forkyard.cli.running import with_api
 from forkyard.client.api import Api
 
 _FOLLOW_S = 1.0

@@ -13,9 +13,10 @@ import typer
 from forkyard.base.errors import ForkyardError
 from forkyard.cli.completion import complete_sandbox
 from forkyard.cli.execute import execute
+from forkyard.cli.exits import FAILED, USAGE, fail, plain
 from forkyard.cli.options import RESUME_FOR_S, Cwd, Env, SandboxId, Template, User, pairs
 from forkyard.cli.output import Column, Format, Output, moment, show, show_one, span, words
-from forkyard.cli.running import FAILED, USAGE, exit_code, fail, plain, with_api
+from forkyard.cli.running import exit_code, with_api
 from forkyard.cli.terminal import attach_shell
 from forkyard.client.api import Api
 from forkyard.client.errors import ServerUnreachable

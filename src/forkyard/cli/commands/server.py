@@ -6,19 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from forkyard.cli.running import USAGE, fail
-from forkyard.node import settings as node_settings
+from forkyard.cli.settings import DataDir, load_settings
 from forkyard.node.serve import run_down, run_serve
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        resolve_path=True,
-        help="Database, snapshots, images and sockets of the server; /var/lib/forkyard by default.",
-    ),
-]
 
 
 def serve(
@@ -74,19 +64,6 @@ def down(
 ) -> None:
     """End every running sandbox and what serves them. Paused sandboxes and snapshots stay."""
     raise typer.Exit(run_down(load_settings(data_dir=data_dir), quiet=quiet))
-
-
-def load_settings(**given: object) -> node_settings.Settings:
-    """Settings from all sources; ends the program with a message when one is wrong."""
-    try:
-        return node_settings.load(**given)
-    except ValidationError as error:
-        for problem in error.errors():
-            name = "".join(f"{part}: " for part in problem["loc"])
-            typer.echo(f"forkyard: {name}{problem['msg'].removeprefix('Value error, ')}", err=True)
-        raise typer.Exit(USAGE) from None
-    except (OSError, ValueError) as error:
-        fail(f"forkyard.toml: {error}", USAGE)
 
 
 def register(app: typer.Typer) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from forkyard.base.errors import Conflict, ForkyardError, InvalidInput, NotFound
-from forkyard.cli.commands.server import DataDir, load_settings
+from forkyard.cli.exits import CONFLICT, FAILED, NOT_FOUND, USAGE, fail
 from forkyard.cli.output import Column, Format, Output, show, show_one, span
-from forkyard.cli.running import CONFLICT, FAILED, NOT_FOUND, USAGE, fail
+from forkyard.cli.settings import DataDir, load_settings
 from forkyard.node import teams as node_teams
 
 T = TypeVar("T")
