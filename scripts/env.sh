@@ -5,7 +5,10 @@ PATH=$ROOT/.venv/bin:$BUILD/tools/go/bin:$BUILD/tools/nginx/usr/sbin:$PATH:/usr/
 # Go and npm do not work without a home.
 if [ -z "${HOME:-}" ] || ! [ -w "$HOME" ]; then
 	HOME=$BUILD/home
-	mkdir -p "$HOME"
+	if ! mkdir -p "$HOME" 2>/dev/null || ! [ -w "$HOME" ]; then
+		echo "user $(id -un) may not write in $BUILD: run make as root (sudo make ...), or as the owner of that folder" >&2
+		exit 1
+	fi
 fi
 export ROOT BUILD PATH HOME
 # pyright fetches its program from npm at first use; keep it with the rest of what is built.
