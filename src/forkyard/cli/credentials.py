@@ -44,7 +44,7 @@ def find_credentials(environ: Mapping[str, str] = os.environ) -> Credentials:
     if not key and urlsplit(url).hostname in _THIS_MACHINE:
         key = _local_key(environ)
     if not key:
-        raise NotLoggedIn()
+        raise NotLoggedIn(f"No API key for {url}: {_where_keys_are(url, environ)}")
     if not (key.isascii() and key.isprintable()):
         raise NotLoggedIn("The API key has characters that no key has.")
     return Credentials(url, key)
@@ -70,10 +70,22 @@ def _saved(path: Path) -> dict[str, str]:
         return {}
 
 
+def _where_keys_are(url: str, environ: Mapping[str, str]) -> str:
+    path = str(_local_key_file(environ))
+    if urlsplit(url).hostname not in _THIS_MACHINE:
+        path = f"DATA_DIR/api-key on its machine ({LOCAL_KEY} by default)"
+    return (
+        f"set E2B_API_KEY, or run `forkyard auth`; the first key of a server lies in {path}, for root to read"
+    )
+
+
 def _local_key(environ: Mapping[str, str]) -> str:
-    data_dir = environ.get("FORKYARD_DATA_DIR")
-    path = Path(data_dir) / "api-key" if data_dir else LOCAL_KEY
     try:
-        return path.read_text().strip()
+        return _local_key_file(environ).read_text().strip()
     except OSError:
         return ""
+
+
+def _local_key_file(environ: Mapping[str, str]) -> Path:
+    data_dir = environ.get("FORKYARD_DATA_DIR")
+    return Path(data_dir) / "api-key" if data_dir else LOCAL_KEY

@@ -67,7 +67,26 @@ def test_auth_saves_only_a_key_that_works(api: FakeServer, run: Run) -> None:
     assert run("auth", stdin="\n").exit_code == 2
 
 
-def test_without_a_key_the_exit_code_is_4(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "data_dir", "place"),
+    [
+        ("http://localhost:4000", "/no/such/data", "/no/such/data/api-key,"),
+        (
+            "http://server.test",
+            "/no/such/data",
+            "DATA_DIR/api-key on its machine (/var/lib/forkyard/api-key by default)",
+        ),
+    ],
+)
+def test_without_a_key_it_says_where_the_first_one_lies(
+    run: Run, monkeypatch: pytest.MonkeyPatch, url: str, data_dir: str, place: str
+) -> None:
     monkeypatch.delenv("E2B_API_KEY")
+    monkeypatch.setenv("E2B_API_URL", url)
+    monkeypatch.setenv("FORKYARD_DATA_DIR", data_dir)
     result = run("list")
-    assert (result.exit_code, "forkyard auth" in result.stderr) == (4, True)
+    assert (result.exit_code, result.stderr.count("\n")) == (4, 1)
+    assert result.stderr.startswith(
+        f"forkyard: No API key for {url}: set E2B_API_KEY, or run `forkyard auth`;"
+    )
+    assert place in result.stderr
