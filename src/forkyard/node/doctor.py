@@ -23,7 +23,7 @@ async def examine(settings: Settings) -> list[CheckResult]:
     certificate = await check_certificate(settings)
     results += [certificate] if certificate else []
     results += await check_machine(settings, await find_edge(settings))
-    results += [_remains_result(found) for found in await find_remains() if found.dead]
+    results += _remains_results([found for found in await find_remains() if found.dead])
     results += await _versions(settings)
     return results
 
@@ -72,14 +72,25 @@ def _image(settings: Settings) -> CheckResult:
     return CheckResult("base image", Status.OK, f"{image.image[:12]}, {image.size >> 20} MiB")
 
 
-def _remains_result(found: Remains) -> CheckResult:
-    return CheckResult(
-        "remains",
-        Status.WARNING,
-        f"instance {found.instance} is dead and left something behind",
-        "it takes addresses, memory or processor time",
-        "run `forkyard doctor --clean`",
-    )
+def _remains_results(dead: list[Remains]) -> list[CheckResult]:
+    """A line for each dead instance; behind them how many there are, and what removes all of them."""
+    if not dead:
+        return []
+    return [
+        *(CheckResult("dead instance", Status.WARNING, _remains_of(found)) for found in dead),
+        CheckResult(
+            "remains",
+            Status.WARNING,
+            f"{_number(len(dead), 'dead instance')} left something behind",
+            "that takes addresses, memory or processor time",
+            "run `forkyard doctor --clean`",
+        ),
+    ]
+
+
+def _remains_of(found: Remains) -> str:
+    where = f" (of {found.data_dir})" if found.data_dir else ""
+    return f"{found.instance}{where}: {_number(len(found.found), 'thing')} left"
 
 
 async def _versions(settings: Settings) -> list[CheckResult]:

@@ -107,15 +107,23 @@ async def test_a_certificate_that_does_not_work(settings: Settings) -> None:
     assert "*.a.test" in found.fix
 
 
-async def test_remains_of_the_dead_only(settings: Settings, host: dict[str, Any]) -> None:
+async def test_remains_of_the_dead_are_a_line_each_a_total_and_one_command(
+    settings: Settings, host: dict[str, Any], tmp_path: Path
+) -> None:
     host["remains"] = [
         Remains("dead00", None, False, ("fy-dead00-1",)),
+        Remains("dead01", tmp_path, False, ("fy-dead01-1", "table forkyard_dead01")),
         Remains("alive0", Path("/"), True, ("fy-alive0-1",)),
     ]
-    found = await look(settings, "remains")
-    assert found.status is Status.WARNING
-    assert "dead00" in found.found
-    assert "--clean" in found.fix
+    lines = [result for result in await doctor.examine(settings) if result.name == "dead instance"]
+    assert [line.found for line in lines] == [
+        "dead00: 1 thing left",
+        f"dead01 (of {tmp_path}): 2 things left",
+    ]
+    assert not any(line.why or line.fix for line in lines)
+    total = await look(settings, "remains")
+    assert (total.status, total.found) == (Status.WARNING, "2 dead instances left something behind")
+    assert "--clean" in total.fix
 
 
 @pytest.mark.parametrize(

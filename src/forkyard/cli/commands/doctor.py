@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from forkyard.base.errors import ForkyardError
 from forkyard.cli.exits import FAILED, fail
@@ -73,11 +74,11 @@ def _to_json(result: CheckResult) -> dict[str, str]:
 def _print(results: list[CheckResult]) -> None:
     console = Console(highlight=False)
     for result in results:
-        console.print(f"{_MARKS[result.status]} {result.name}: {result.found}")
+        console.print(f"{_MARKS[result.status]} {escape(f'{result.name}: {result.found}')}")
         if result.why:
-            console.print(f"         {result.why}", style="dim")
+            console.print(f"         {escape(result.why)}", style="dim")
         if result.fix:
-            console.print(f"         → {result.fix}", style="bold")
+            console.print(f"         → {escape(result.fix)}", style="bold")
 
 
 def register(app: typer.Typer) -> None:
