@@ -60,6 +60,12 @@ def show_one(item: dict[str, Any], text: str, chosen: Format) -> None:
     typer.echo(json.dumps(item, indent=2) if wants_json(chosen) else plain(text))
 
 
+def note(text: str) -> None:
+    """Tell a person that it is done; a script, which reads the exit code, gets nothing."""
+    if sys.stderr.isatty():
+        typer.echo(plain(text), err=True)
+
+
 def moment(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 

@@ -10,14 +10,15 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
 from forkyard.cli.exits import USAGE, fail
 from forkyard.cli.options import RESUME_FOR_S, SandboxId, User
+from forkyard.cli.output import note, size
 from forkyard.cli.running import with_api
 from forkyard.cli.stdio import read_some, write_all
+from forkyard.cli.transfer import Transfer
 from forkyard.client.api import Api
+from forkyard.client.sandbox import Download
 
 _STREAM = "-"
 
@@ -35,13 +36,13 @@ def upload(
             fail(f"{destination} is a folder: standard input needs the path of a file", USAGE)
         path += Path(source).name
 
-    async def work(api: Api) -> None:
-        with _opened(source) as descriptor, _progress() as progress:
-            task = progress.add_task("", total=os.fstat(descriptor).st_size or None)
+    async def work(api: Api) -> int:
+        with _opened(source) as descriptor, Transfer(os.fstat(descriptor).st_size or None) as transfer:
             async with await api.inside(sandbox, resume_for=RESUME_FOR_S) as inside:
-                await inside.upload(path, _chunks(descriptor, progress, task), user=user)
+                await inside.upload(path, _chunks(descriptor, transfer), user=user)
+            return transfer.bytes
 
-    with_api(work)
+    note(f"{size(with_api(work))} copied to {path} in {sandbox}")
 
 
 def download(
@@ -58,37 +59,41 @@ def download(
     if target is not None and target.exists() and not force:
         fail(f"{target} is there already; --force overwrites it", USAGE)
 
-    async def work(api: Api) -> None:
+    async def work(api: Api) -> int:
         async with (
             await api.inside(sandbox, resume_for=RESUME_FOR_S) as inside,
-            inside.download(source, user=user) as chunks,
+            inside.download(source, user=user) as found,
         ):
-            if target is None:
-                async for chunk in chunks:
-                    await write_all(sys.stdout.fileno(), chunk)
-            else:
-                await _save(chunks, target)
+            if target is not None:
+                return await _save(found, target)
+            async for chunk in found.chunks:
+                await write_all(sys.stdout.fileno(), chunk)
+            return 0
 
-    with_api(work)
+    copied = with_api(work)
+    if target is not None:
+        note(f"{size(copied)} copied to {target}")
 
 
-async def _save(chunks: AsyncIterator[bytes], target: Path) -> None:
-    """Whole or not at all; a device or a pipe is written to as it comes. Raises OSError."""
-    if _is_special(target):
-        with target.open("wb", buffering=0) as file:
-            async for chunk in chunks:
-                await write_all(file.fileno(), chunk)
-        return
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with _progress() as progress, part.open("wb") as file:
-            task = progress.add_task("", total=None)
-            async for chunk in chunks:
-                file.write(chunk)
-                progress.advance(task, len(chunk))
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+async def _save(found: Download, target: Path) -> int:
+    """Whole or not at all; a device or a pipe is written to as it comes. Answers the bytes. Raises OSError."""
+    with Transfer(found.size) as transfer:
+        if _is_special(target):
+            with target.open("wb", buffering=0) as file:
+                async for chunk in found.chunks:
+                    await write_all(file.fileno(), chunk)
+                    transfer.add(len(chunk))
+            return transfer.bytes
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file:
+                async for chunk in found.chunks:
+                    file.write(chunk)
+                    transfer.add(len(chunk))
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return transfer.bytes
 
 
 def _is_special(target: Path) -> bool:
@@ -123,22 +128,10 @@ def _opened(source: str) -> Generator[int]:
         os.close(descriptor)
 
 
-async def _chunks(descriptor: int, progress: Progress, task: TaskID) -> AsyncIterator[bytes]:
+async def _chunks(descriptor: int, transfer: Transfer) -> AsyncIterator[bytes]:
     while chunk := await read_some(descriptor):
-        progress.advance(task, len(chunk))
+        transfer.add(len(chunk))
         yield chunk
-
-
-def _progress() -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def register(app: typer.Typer) -> None:

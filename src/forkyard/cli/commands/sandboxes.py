@@ -15,7 +15,7 @@ from forkyard.cli.completion import complete_sandbox
 from forkyard.cli.execute import execute
 from forkyard.cli.exits import FAILED, USAGE, fail, plain
 from forkyard.cli.options import RESUME_FOR_S, Cwd, Env, SandboxId, Template, User, pairs
-from forkyard.cli.output import Column, Format, Output, moment, show, show_one, span, words
+from forkyard.cli.output import Column, Format, Output, moment, note, show, show_one, span, wants_json, words
 from forkyard.cli.running import exit_code, with_api
 from forkyard.cli.terminal import attach_shell
 from forkyard.client.api import Api
@@ -152,6 +152,7 @@ def pause(
 ) -> None:
     """Pause a sandbox: it uses no CPU and no memory until it is resumed."""
     with_api(lambda api: api.pause(sandbox, memory=memory))
+    note(f"{sandbox} is paused" + ("" if memory else ", with its files only"))
 
 
 def resume(
@@ -162,7 +163,10 @@ def resume(
 ) -> None:
     """Resume a paused sandbox. A running one lives at least that long."""
     resumed = with_api(lambda api: api.connect(sandbox, timeout=timeout, memory=memory))
-    show_one(resumed, f"{resumed['sandboxID']} is running", output)
+    done = f"{resumed['sandboxID']} is running"
+    show_one(resumed, done, output)
+    if wants_json(output):
+        note(done)
 
 
 def fork(
@@ -203,6 +207,7 @@ def timeout(
 ) -> None:
     """Set how long a sandbox lives from now, shorter or longer than before."""
     with_api(lambda api: api.set_timeout(sandbox, seconds))
+    note(f"{sandbox} has {seconds} s to live from now" if seconds else f"{sandbox} has no time left")
 
 
 def delete(
