@@ -11,34 +11,35 @@ ONLY ?=
 TESTS ?=
 ARGS ?=
 
-.PHONY: help root demo test serve conformance faults soak bench lint fmt bootstrap dev lock clean
+.PHONY: help demo test serve conformance faults soak bench lint fmt bootstrap dev lock clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
-root: # make networks and control groups for sandboxes
+# Making networks and control groups for sandboxes is allowed to root only. No file has this name, so it runs each time.
+.need-root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): sandboxes need root. Run: sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
-demo: root bootstrap ## install what is missing, start a server, and show create, pause, resume, fork and snapshot
+demo: .need-root bootstrap ## install what is missing, start a server, and show create, pause, resume, fork and snapshot
 	@$(BIN)/python scripts/demo.py $(ARGS)
 
-test: root ## everything: lint, unit, contract, integration, e2e with both SDKs, the quick faults (ONLY=suite for one)
+test: .need-root ## everything: lint, unit, contract, integration, e2e with both SDKs, the quick faults (ONLY=suite for one)
 	@scripts/test.sh $(ONLY)
 
-serve: root bootstrap ## run the server in the foreground (ARGS="--port 3000 ...")
+serve: .need-root bootstrap ## run the server in the foreground (ARGS="--port 3000 ...")
 	@exec $(BIN)/forkyard serve $(ARGS)
 
-conformance: root dev ## run the official Python SDK's own tests: TESTS=<folder with the SDK's tests>
+conformance: .need-root dev ## run the official Python SDK's own tests: TESTS=<folder with the SDK's tests>
 	@test -n "$(TESTS)" || { echo "usage: make conformance TESTS=<folder with the SDK's tests>" >&2; exit 2; }
 	@$(BIN)/python -m tests.e2e.conformance "$(TESTS)" $(ARGS)
 
-faults: root dev ## kill -9 at every named point of every transition, full disks, hostile guests
+faults: .need-root dev ## kill -9 at every named point of every transition, full disks, hostile guests
 	@$(BIN)/python -m pytest tests/faults tests/e2e -m "faults or slow" $(ARGS)
 
-soak: root dev ## random load of 20 sandboxes: DURATION=600 (seconds) SEED=1
+soak: .need-root dev ## random load of 20 sandboxes: DURATION=600 (seconds) SEED=1
 	@$(BIN)/python -m tests.soak --duration $(DURATION) --seed $(SEED) $(ARGS)
 
-bench: root dev ## measure each row of the table of bars beside its floor: ONLY=row for one
+bench: .need-root dev ## measure each row of the table of bars beside its floor: ONLY=row for one
 	@scripts/bootstrap.sh --bench
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
