@@ -40,13 +40,6 @@ class Ended:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Download:
-    size: int | None
-    """Bytes that were promised, when they were."""
-    chunks: AsyncIterator[bytes]
-
-
 ProcessEvent = Started | Output | Ended
 
 
@@ -137,12 +130,11 @@ class SandboxClient:
             await response.read()
 
     @asynccontextmanager
-    async def download(self, path: str, *, user: str | None = None) -> AsyncGenerator[Download]:
-        """A file's content."""
+    async def download(self, path: str, *, user: str | None = None) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """A file's content in chunks."""
         query = {"path": path} | ({"username": user} if user else {})
         async with self._http.open("GET", "/files", query=query, stream=True) as response:
-            size = None if "Content-Encoding" in response.headers else response.content_length
-            yield Download(size, response.content.iter_chunked(1 << 18))
+            yield response.content.iter_chunked(1 << 18)
 
     async def _unary(self, method: str, body: dict[str, Any], *, patient: bool = False) -> None:
         headers = {"Connect-Protocol-Version": "1"}

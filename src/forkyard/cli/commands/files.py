@@ -18,7 +18,6 @@ from forkyard.cli.running import with_api
 from forkyard.cli.stdio import read_some, write_all
 from forkyard.cli.transfer import Transfer
 from forkyard.client.api import Api
-from forkyard.client.sandbox import Download
 
 _STREAM = "-"
 
@@ -62,11 +61,11 @@ def download(
     async def work(api: Api) -> int:
         async with (
             await api.inside(sandbox, resume_for=RESUME_FOR_S) as inside,
-            inside.download(source, user=user) as found,
+            inside.download(source, user=user) as chunks,
         ):
             if target is not None:
-                return await _save(found, target)
-            async for chunk in found.chunks:
+                return await _save(chunks, target)
+            async for chunk in chunks:
                 await write_all(sys.stdout.fileno(), chunk)
             return 0
 
@@ -75,25 +74,31 @@ def download(
         note(f"{size(copied)} copied to {target}")
 
 
-async def _save(found: Download, target: Path) -> int:
+async def _save(chunks: AsyncIterator[bytes], target: Path) -> int:
     """Whole or not at all; a device or a pipe is written to as it comes. Answers the bytes. Raises OSError."""
-    with Transfer(found.size) as transfer:
-        if _is_special(target):
-            with target.open("wb", buffering=0) as file:
-                async for chunk in found.chunks:
-                    await write_all(file.fileno(), chunk)
-                    transfer.add(len(chunk))
-            return transfer.bytes
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                async for chunk in found.chunks:
-                    file.write(chunk)
-                    transfer.add(len(chunk))
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-        return transfer.bytes
+    if _is_special(target):
+        return await _write_through(chunks, target)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        # It comes compressed: how much it will be is not known.
+        with Transfer(None) as transfer, part.open("wb") as file:
+            async for chunk in chunks:
+                file.write(chunk)
+                transfer.add(len(chunk))
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return transfer.bytes
+
+
+async def _write_through(chunks: AsyncIterator[bytes], target: Path) -> int:
+    """Without showing how far it is: the device may be the terminal."""
+    total = 0
+    with target.open("wb", buffering=0) as file:
+        async for chunk in chunks:
+            await write_all(file.fileno(), chunk)
+            total += len(chunk)
+    return total
 
 
 def _is_special(target: Path) -> bool:
