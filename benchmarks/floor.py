@@ -1,6 +1,7 @@
 """The floor: sandboxes by the plain `runsc` command line, with the OCI spec, network and cgroup that the driver gives.
 
-Nothing of the server is involved but its files: the root image, the binaries, and the snapshots it made.
+Nothing of the server is involved but its files: the root image, the daemon, and the snapshots it made. `runsc` is
+gVisor as it is published, without what this project changes in it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from forkyard.sandboxes.driver import Shape
 
 T = TypeVar("T")
 
+STOCK_RUNSC = Path(__file__).parents[1] / "build/bin/runsc-stock"
 SUBNETS = IPv4Network("10.231.0.0/16")
 _NEW_NAMESPACE, _BIND, _RECURSIVE, _SLAVE = 0x00020000, 4096, 16384, 1 << 19
 _SUBREAPER = 36
@@ -64,7 +66,7 @@ class Floor:
     def __init__(self, node_dir: Path, shape: Shape, *, parallel: int = 20) -> None:
         self._node_dir = node_dir
         self._shape = shape
-        self._binary = NODE / "bin/keeper" / shape.runtime / "keeper"
+        self._binary = STOCK_RUNSC
         self._instance = random_text(6)
         self._root = Path(tempfile.mkdtemp(prefix="fyb-"))  # short: sockets lie in it
         self._slots = Slots(AddressPool(self._instance, SUBNETS), Reservations(self._instance, self._root))

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "src")]
 
 from setup.packages import MachinePackages, NginxPackage, WrkPackage  # noqa: E402
-from setup.programs import BaseImage, GoToolchain, Programs  # noqa: E402
+from setup.programs import BaseImage, GoToolchain, Programs, StockRunsc  # noqa: E402
 from setup.python import JavaScriptPackages, PythonPackages, Uv  # noqa: E402
 from setup.steps import Step, StepError, run_steps  # noqa: E402
 
@@ -28,12 +28,13 @@ def main() -> int:
     uv = Uv(after=[packages])
     python = PythonPackages(uv, with_tests=options.dev)
     go = GoToolchain(uv)
-    steps: list[Step] = [packages, uv, python, go, Programs(go), BaseImage(after=[packages])]
+    programs = Programs(go)
+    steps: list[Step] = [packages, uv, python, go, programs, BaseImage(after=[packages])]
     if options.dev:
         steps.append(JavaScriptPackages(python))
     if options.bench:
         nginx = NginxPackage(after=[packages])
-        steps += [nginx, WrkPackage(after=[nginx])]
+        steps += [nginx, WrkPackage(after=[nginx]), StockRunsc(go, after=[programs])]
     os.umask(0o022)
     try:
         run_steps(steps, ROOT / "build" / "log")

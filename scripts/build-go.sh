@@ -2,6 +2,7 @@
 # Builds the Go programs into build/bin: keeper (which is runsc too), envd and edge.
 #
 #   scripts/build-go.sh [keeper] [envd] [edge]      none named: all that have sources
+#   scripts/build-go.sh runsc-stock                 runsc without our changes to gVisor, for benchmarks
 #
 # Each is kept under build/cache by the hash of everything that goes into it, so that a second build does nothing
 # and going back to an older commit is a copy. The keeper is built from a vendored tree under build/, because gVisor's
@@ -53,23 +54,27 @@ build_keeper() {
     hash=$(hash_files "$go_version ${build_flags[*]} $(sha256sum <"$root/scripts/build-go.sh")" \
         go/go.mod go/go.sum go/cmd/keeper go/internal/keeper)
     if ! is_placed keeper "$hash"; then
-        [[ -f $cache/keeper-$hash ]] || compile_keeper "$hash"
+        [[ -f $cache/keeper-$hash ]] || compile_runsc keeper "$hash" "" "${build_flags[@]}"
         place keeper "$hash"
         say "keeper is build/bin/keeper ($hash)"
     fi
     ln -sfn keeper "$bin/runsc"
 }
 
-compile_keeper() {
-    local src=$root/build/keeper-src out=$cache/.keeper.$$ module patched runtime vendor
+# runtime_version: what a checkpoint depends on: gVisor's version, our changes to it, and the flags it is built and run with.
+runtime_version() {
+    local module
     module=$(sed -n 's/.*gvisor\.dev\/gvisor \(v[^ ]*\).*/\1/p' "$root/go/go.mod" | head -n1)
     [[ -n $module ]] || die "go/go.mod does not require gvisor.dev/gvisor"
-    # What a checkpoint depends on: gVisor's version, our changes to it, and the flags it is built and run with.
-    patched=$(hash_files "${build_flags[*]}" go/internal/keeper/build go/internal/keeper/runtime/flags.go)
-    runtime=forkyard-$module-$patched
-    vendor=$src/vendor/gvisor.dev/gvisor
+    printf 'forkyard-%s-%s' "$module" "$(hash_files "${build_flags[*]}" go/internal/keeper/build go/internal/keeper/runtime/flags.go)"
+}
 
-    say "keeper: vendoring gVisor $module"
+# compile_runsc NAME HASH PATCHES FLAG...: keeper (or the stock runsc) from a vendored gVisor with those patches.
+compile_runsc() {
+    local name=$1 hash=$2 patches=$3 src=$root/build/$1-src out=$cache/.$1.$$ runtime
+    shift 3
+    runtime=$(runtime_version)
+    say "$name: vendoring gVisor"
     rm -rf "$src"
     mkdir -p "$src/cmd" "$src/internal"
     cp "$root/go/go.mod" "$root/go/go.sum" "$src/"
@@ -79,17 +84,29 @@ compile_keeper() {
     (
         cd "$src"
         "$go" mod vendor
-        say "keeper: changing the vendored tree"
-        "$go" run ./internal/keeper/build/patch vendor
-        say "keeper: compiling gVisor's seccomp filters (half a minute the first time)"
-        "$go" run "${build_flags[@]}" ./internal/keeper/build/filters vendor/gvisor.dev/gvisor/runsc/boot/filter/filter_precompiled.go
-        say "keeper: compiling keeper and runsc (a minute the first time)"
-        "$go" build "${build_flags[@]}" -ldflags "-s -w \
+        say "$name: changing the vendored tree"
+        # shellcheck disable=SC2086 # none or one word
+        "$go" run ./internal/keeper/build/patch vendor $patches
+        say "$name: compiling gVisor's seccomp filters (half a minute the first time)"
+        "$go" run "$@" ./internal/keeper/build/filters vendor/gvisor.dev/gvisor/runsc/boot/filter/filter_precompiled.go
+        say "$name: compiling runsc (a minute the first time)"
+        "$go" build "$@" -ldflags "-s -w \
             -X gvisor.dev/gvisor/runsc/version.version=$runtime \
-            -X forkyard.dev/forkyard/internal/keeper.Version=$1" -o "$out" ./cmd/keeper
+            -X forkyard.dev/forkyard/internal/keeper.Version=$hash" -o "$out" ./cmd/keeper
     )
-    [[ $("$out" --version | head -n1) == "runsc version $runtime" ]] || die "the built keeper does not say it is $runtime"
-    [[ -d $vendor ]] && mv "$out" "$cache/keeper-$1"
+    [[ $("$out" --version | head -n1) == "runsc version $runtime" ]] || die "the built $name does not say it is $runtime"
+    mv "$out" "$cache/$name-$hash"
+}
+
+# build_runsc_stock: it says that it is the runtime that the keeper is, so that it restores the keeper's checkpoints.
+build_runsc_stock() {
+    local hash
+    hash=$(hash_files "stock $go_version $(sha256sum <"$root/scripts/build-go.sh")" \
+        go/go.mod go/go.sum go/cmd/keeper go/internal/keeper)
+    is_placed runsc-stock "$hash" && return
+    [[ -f $cache/runsc-stock-$hash ]] || compile_runsc runsc-stock "$hash" filters -trimpath
+    place runsc-stock "$hash"
+    say "runsc-stock is build/bin/runsc-stock ($hash)"
 }
 
 # build_plain NAME: a program that needs nothing but its sources.
@@ -125,9 +142,10 @@ wanted=("$@")
 for name in "${wanted[@]}"; do
     case $name in
     keeper) build_keeper ;;
+    runsc-stock) build_runsc_stock ;;
     envd | edge)
         if [[ -d $root/go/cmd/$name ]]; then build_plain "$name"; elif (($#)); then die "go/cmd/$name has no sources"; fi
         ;;
-    *) die "unknown program: $name (keeper, envd, edge)" ;;
+    *) die "unknown program: $name (keeper, envd, edge, runsc-stock)" ;;
     esac
 done

@@ -61,6 +61,8 @@ class Programs(Step):
     name = "programs"
     _script = ROOT / "scripts" / "build-go.sh"
     _stamp = BUILD / "bin" / ".forkyard"
+    _wanted: tuple[str, ...] = ()
+    """What the script is asked for; nothing: all that a server needs."""
 
     def __init__(self, go: GoToolchain) -> None:
         super().__init__(after=[go])
@@ -79,7 +81,7 @@ class Programs(Step):
 
     def run(self) -> None:
         state = self._state()
-        self.command(self._script, env={"GO": str(self._go.program())})
+        self.command(self._script, *self._wanted, env={"GO": str(self._go.program())})
         self._stamp.write_text(state)
 
     def _programs(self) -> list[Path]:
@@ -93,6 +95,24 @@ class Programs(Step):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
         return digest.hexdigest()
+
+
+class StockRunsc(Programs):
+    """runsc without our changes to gVisor, in build/bin: the floor of the benchmarks."""
+
+    name = "runsc-stock"
+    _stamp = BUILD / "bin" / ".runsc-stock"
+    _wanted = ("runsc-stock",)
+
+    def __init__(self, go: GoToolchain, after: Sequence[Step]) -> None:
+        super().__init__(go)
+        self.after = (*self.after, *after)
+
+    def describe(self) -> str:
+        return "building runsc without our changes (some minutes the first time)"
+
+    def _programs(self) -> list[Path]:
+        return [BUILD / "bin" / "runsc-stock"]
 
 
 class BaseImage(Step):

@@ -1,6 +1,9 @@
 // Command patch changes the few places of a vendored gVisor tree that a long-lived process needs otherwise.
 //
-//	patch VENDOR_DIR
+//	patch VENDOR_DIR [filters]
+//
+// With `filters` only what precompiled seccomp filters need, which leaves gVisor as it is published: what benchmarks
+// compare with.
 //
 // Each change names the text it replaces, which must be there exactly once: another gVisor version either has it or
 // the build stops. What the changes are for:
@@ -14,6 +17,13 @@
 //     exit it stays in the fanout group of the interface and swallows its share of the next sandbox's packets.
 //   - metrics.go: systrap looks every 0.4 ms whether spinning would pay, in an idle sandbox too, which takes 3 % of a core
 //     each. With ever longer pauses while there is nothing to see (at most 0.4 s) that is next to nothing.
+//   - pagesfile.go: memory is read and written by 128 threads, and Go's scheduler is widened by as many for the while, which
+//     stops the world and costs more than the reading does.
+//   - loader.go: forwarding signals needs 29 round trips between threads, 19 ms in which a restored sandbox does not run
+//     yet. A created one can make them while it waits.
+//   - membarrier.go: a registration waits for an RCU grace period, 8 ms, at the start of each of the six processes that make
+//     a sandbox; only the last one needs it, and can ask for it while it waits.
+//   - stats.go, kernel.go, restore.go: times of each of 9,000 objects and a table of them, for a log that is off.
 //   - filters.go: a precompiled program would have the pid of whoever compiled it in one rule, so that no two builds
 //     were alike. The variable for the sandbox's own pid is there already.
 package main
@@ -31,120 +41,15 @@ type change struct {
 	new  string
 }
 
-var changes = []change{
-	{
-		file: "gvisor.dev/gvisor/runsc/specutils/namespace.go",
-		old:  "\treturn deferFuncs, cmd.Start()\n}\n",
-		new: `	if BeforeStart == nil {
-		return deferFuncs, cmd.Start()
-	}
-	after, err := BeforeStart(cmd)
-	if err != nil {
-		return deferFuncs, err
-	}
-	err = cmd.Start()
-	after(err)
-	return deferFuncs, err
-}
-
-// BeforeStart, when set, is called on the locked thread that forks cmd, in the namespaces that cmd will have. It may
-// change cmd; the function it returns is called on the same thread after the fork, with the fork's error.
-var BeforeStart func(cmd *exec.Cmd) (after func(error), err error)
-`,
-	},
-	{
-		file: "gvisor.dev/gvisor/runsc/sandbox/network.go",
-		old:  "\tlog.Debugf(\"Setting up network, config: %+v\", args)\n",
-		new: `	defer func() {
-		for _, f := range args.FilePayload.Files {
-			_ = f.Close()
-		}
-	}()
-	log.Debugf("Setting up network, config: %+v", args)
-`,
-	},
-	{
-		file: "gvisor.dev/gvisor/pkg/sentry/platform/systrap/metrics.go",
-		old:  "\tfor {\n\t\ttime.Sleep(recordingPeriod)\n\n\t\tfastpath.curState(&fastpath)\n",
-		new: `	period, seen := time.Duration(recordingPeriod), uint64(0)
-	for {
-		time.Sleep(period)
-
-		if latencies.total()-seen < minNecessaryRecordings {
-			period = min(2*period, longestRecordingPeriod)
-		} else {
-			period = recordingPeriod
-		}
-		fastpath.curState(&fastpath)
-		seen = latencies.total() // it may have begun to count anew
-`,
-	},
-	{
-		file: "gvisor.dev/gvisor/pkg/sentry/platform/systrap/metrics.go",
-		old:  "// controlFastPath is used to spawn",
-		new: `// longestRecordingPeriod is how long an idle sandbox goes without a look.
-const longestRecordingPeriod = 1024 * recordingPeriod
-
-// total counts what is recorded.
-func (r *latencyRecorder) total() uint64 {
-	var n uint64
-	for i := range r.stubBound {
-		n += r.stubBound[i].Load() + r.sentryBound[i].Load()
-	}
-	return n
-}
-
-// controlFastPath is used to spawn`,
-	},
-	{
-		file: "gvisor.dev/gvisor/pkg/sentry/platform/systrap/filters.go",
-		old:  "seccomp.EqualTo(os.Getpid()),",
-		new:  `seccomp.EqualTo(vars.GetUint64("self_pid")),`,
-	},
-	{
-		file: "gvisor.dev/gvisor/pkg/sentry/platform/systrap/filters.go",
-		old:  "import (\n\t\"os\"\n\n",
-		new:  "import (\n",
-	},
-	{
-		file: "gvisor.dev/gvisor/pkg/control/client/client.go",
-		old:  "func ConnectTo(addr string) (*urpc.Client, error) {\n",
-		new: `func ConnectTo(addr string) (*urpc.Client, error) {
-	if Dial != nil {
-		return Dial(addr)
-	}
-`,
-	},
-	{
-		file: "gvisor.dev/gvisor/pkg/control/client/client.go",
-		old:  "// ConnectTo attempts to connect",
-		new: `// Dial, when set, makes the connections of ConnectTo.
-var Dial func(addr string) (*urpc.Client, error)
-
-// ConnectTo attempts to connect`,
-	},
-	{
-		file: "gvisor.dev/gvisor/pkg/urpc/urpc.go",
-		old:  "d := json.NewDecoder(io.MultiReader(bytes.NewBuffer(firstByte), s))",
-		new:  "d := json.NewDecoder(io.LimitReader(io.MultiReader(bytes.NewBuffer(firstByte), s), maxMessage))",
-	},
-	{
-		file: "gvisor.dev/gvisor/pkg/urpc/urpc.go",
-		old:  "const maxFiles = 128\n",
-		new: `const maxFiles = 128
-
-// maxMessage bounds what one side reads of one message of the other.
-const maxMessage = 16 << 20
-`,
-	},
-}
-
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: patch VENDOR_DIR")
+	if len(os.Args) != 2 && !(len(os.Args) == 3 && os.Args[2] == "filters") {
+		fmt.Fprintln(os.Stderr, "usage: patch VENDOR_DIR [filters]")
 		os.Exit(2)
 	}
 	for _, c := range changes {
+		if len(os.Args) == 3 && filepath.Base(c.file) != "filters.go" {
+			continue
+		}
 		if err := apply(filepath.Join(os.Args[1], c.file), c); err != nil {
 			fmt.Fprintf(os.Stderr, "patch: %v\n", err)
 			os.Exit(1)
