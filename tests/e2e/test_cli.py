@@ -72,6 +72,14 @@ class Terminal:
                 self.seen += os.read(self.master, 65536)
         self.seen = self.seen[self.seen.index(text) + len(text) :]
 
+    def insist(self, data: bytes, text: bytes) -> None:
+        """Type `data` until `text` comes: a signal to a job that has just ended, as any terminal's, reaches nobody."""
+        for _ in range(10):
+            self.type(data)
+            with contextlib.suppress(AssertionError):
+                return self.expect(text, timeout_s=3)
+        raise AssertionError(f"{text!r} did not come: {self.seen!r}")
+
     def wait(self) -> int:
         """Its exit code, reading what it still says."""
         deadline = time.monotonic() + 30
@@ -189,9 +197,7 @@ def test_the_terminal_has_our_size_and_follows_it(terminal: Terminal) -> None:
     terminal.expect(b"trapped\r\n")
     terminal.resize(40, 132)
     terminal.expect(b"40 132\r\n")
-    terminal.type(b"\x03")
-    terminal.type(b"echo ali''ve\n")
-    terminal.expect(b"alive\r\n")
+    terminal.insist(b"\x03echo ali''ve\n", b"alive\r\n")
     terminal.type(b"exit 5\n")
     terminal.resize(10, 10)
     assert terminal.wait() == 5
