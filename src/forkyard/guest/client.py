@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from forkyard.base.clock import Clock
+from forkyard.base.logging import get_logger
 from forkyard.guest.calls import (
     CALL_ID,
     MAX_ANSWER,
@@ -23,6 +24,8 @@ from forkyard.guest.calls import (
 )
 from forkyard.guest.errors import AnswerInvalid, CallNotFound, GuestRefused, GuestUnreachable
 from forkyard.guest.memory_kills import MemoryKills, parse_memory_kills
+
+log = get_logger(__name__)
 
 ENVD_PORT = 49983
 
@@ -113,7 +116,10 @@ class GuestClient:
                 last = error
                 connect_s = min(connect_s * _CONNECT_GROWTH, _CONNECT_MOST_S)
                 await asyncio.sleep(_RETRY_S)
-        raise GuestUnreachable(f"the sandbox's daemon did not answer within {timeout_s:g} s") from last
+        message = f"the sandbox's daemon did not answer within {timeout_s:g} s"
+        if last is not None:
+            log.warning(message, address=address, last=f"{last!r} from {last.__cause__!r}")
+        raise GuestUnreachable(message) from last
 
     async def health(self, address: str, *, timeout_s: float) -> bool:
         """Whether envd answers its health check in time."""
